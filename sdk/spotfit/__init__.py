@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spotfit.client.run_handle import RunHandle as RunHandle
     from spotfit.client.run_handle import attach as attach
     from spotfit.client.trainer import DataParallelTrainer as DataParallelTrainer
+    from spotfit.core.errors import BudgetExhaustedError as BudgetExhaustedError
     from spotfit.core.errors import ConfigError as ConfigError
     from spotfit.core.errors import ControllerError as ControllerError
     from spotfit.core.errors import HangError as HangError
@@ -84,6 +85,7 @@ _PUBLIC_NAME_MODULES = {
     "SpotfitError": "core.errors",
     "SyncConfig": "model.config",
     "TRAIN_DATASET_KEY": "model.config",
+    "BudgetExhaustedError": "core.errors",
     "TimeBudgetExceededError": "core.errors",
     "TrainContext": "worker.training_api",
     "TrainingFailedError": "core.errors",

@@ -30,6 +30,7 @@ from spotfit.model.events import (
     GroupWaiting,
     JournalEntry,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     PreemptionNoticed,
     RoundClosed,
@@ -420,7 +421,8 @@ class InvariantChecker:
         | ValidationStarted
         | ValidationEnded
         | TrainingEnded
-        | FitEnded,
+        | FitEnded
+        | MachinesChosen,
     ) -> str | None:
         view = self.reference_view
         match event:
@@ -442,6 +444,8 @@ class InvariantChecker:
                 return f"{', '.join(lost)} was not held" if lost else None
             case PreemptionNoticed():
                 return None
+            case MachinesChosen():
+                return None if self.reference_view.is_active else "machines chosen after the end"
             case RoundOpened():
                 return self._check_round(event)
             case TrainingFunctionStarted(round_number=number):

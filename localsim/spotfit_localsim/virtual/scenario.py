@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spotfit.model.spec import FailureLimits, HangDetectionConfig, RetentionConfig, RunTiming
+from spotfit.model.spec import (
+    CostSpec,
+    FailureLimits,
+    HangDetectionConfig,
+    RetentionConfig,
+    RunTiming,
+)
 from spotfit_localsim.virtual.faults import NO_FAULTS, FaultConfig, FloatRange
 from spotfit_localsim.virtual.market import SimMarketConfig
 from spotfit_localsim.virtual.workload import Workload
@@ -188,9 +194,13 @@ class Scenario:
     hang_detection: HangDetectionConfig = field(default_factory=HangDetectionConfig)
     timing: RunTiming = field(default_factory=RunTiming)
     time_budget_s: float | None = None
+    cost: CostSpec = field(default_factory=CostSpec)
     laptop: LaptopConfig = field(default_factory=LaptopConfig)
     next_fit: NextFit | None = None
     events: tuple[ScenarioEvent, ...] = ()
+    wall_clock_error_s: float | None = None
+    """Largest error of the wall clock of each process, which shows the virtual time as the time
+    since 1970; None: all of them stand still."""
     # NTP clients slew by at most 500 ppm.
     clock_skew: float = 0.0005
     """Largest relative rate error of the machines' clocks."""
@@ -206,3 +216,5 @@ class Scenario:
     expected_outcome: Literal["finished", "failed", "cancelled"] = "finished"
     may_exceed_time_budget: bool = False
     """Whether the time budget may also end the run, with the outcome "cancelled"."""
+    may_exhaust_budget: bool = False
+    """Whether the budget in `cost` may also end the run, with any outcome but "failed"."""

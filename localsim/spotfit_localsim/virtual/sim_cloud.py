@@ -1,15 +1,22 @@
 """A simulated cloud on the simulated market: groups of instances, idempotent by token, with
-billing."""
+billing.
+
+`SimCloud.books` and `SimCloud.requests` are exact: the bill that a run computes from its journal is
+compared with them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from spotfit.core.errors import ProvisionPermissionError
+from msgspec import structs
+
+from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import (
     GroupHandle,
@@ -20,11 +27,13 @@ from spotfit.model.group import (
     NodeStatus,
     missing_group_status,
 )
+from spotfit.model.offer import Market, Offer
 from spotfit.model.topology import Notice, PreemptionRisk
 from spotfit.provision.api import Refusal, Traits
 from spotfit.provision.launch import AgentLaunchSpec
+from spotfit.provision.offers import OfferListing, offer_name
 from spotfit_localsim.virtual.engine import Engine, SimProcess
-from spotfit_localsim.virtual.market import SimMarket
+from spotfit_localsim.virtual.market import SimMarket, SimOffer
 
 PROVISIONER_NAME = "sim"
 
@@ -37,8 +46,14 @@ class SimInstance:
     node: int
     slots: int
     launch: AgentLaunchSpec
+    offer: str = ""
+    """The name of the offer that it is rented under; '' in a market without offers."""
+    may_start_at: float = 0.0
+    """Until then it waits, also if there is capacity."""
     billed_from: float | None = None
     """Start of the billing; None while it waits for capacity."""
+    up_at: float | None = None
+    """When it had booted; None before."""
     is_up: bool = False
     terminated_at: float | None = None
     termination_visible_at: float = 0.0
@@ -48,6 +63,10 @@ class SimInstance:
     """Exit code of its agent, if that has exited by itself."""
     has_exceeded_memory: bool = False
     notice: Notice | PreemptionRisk | None = None
+    noticed_at: float | None = None
+    """When it received its notice."""
+    reclaimed_at: float = math.inf
+    """When it is terminated after its notice."""
     start_number: int = 1
     """Counts the instances of the node, from 1."""
     is_requeued: bool = False
@@ -103,6 +122,59 @@ class SimInstanceGroup:
     visible_at: float = 0.0
     """From when on reads show the group."""
 
+    @property
+    def offer(self) -> str:
+        """The name of the offer of its instances."""
+        return offer_of(self.plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRecord:
+    """One instance in the books of the cloud. All times are in virtual time."""
+
+    name: str
+    token: Token
+    node: int = 0
+    offer: str = ""
+    market: Market = Market.SPOT
+    billed_from_s: float
+    up_at_s: float | None = None
+    """When it had booted; None if it was terminated before."""
+    ended_at_s: float | None = None
+    """None while it is billed."""
+    noticed_at_s: float | None = None
+    """When it received a preemption notice."""
+    reason: str = ""
+    """Why it was terminated."""
+
+    def billed_s(self, now: float) -> float:
+        """Return the time that is billed until `now`."""
+        end_s = now if self.ended_at_s is None else self.ended_at_s
+        return max(0.0, min(now, end_s) - self.billed_from_s)
+
+    def is_billed_at(self, moment: float) -> bool:
+        """Return whether it is billed at that time."""
+        is_over = self.ended_at_s is not None and self.ended_at_s <= moment
+        return self.billed_from_s <= moment and not is_over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request for machines that reached the cloud, without repetitions of granted ones."""
+
+    token: Token
+    at_s: float
+    offer: str = ""
+    market: Market = Market.SPOT
+    num_nodes: int = 1
+    refusal: str = ""
+    """Why it was refused; '' if it was granted."""
+
+
+def offer_of(plan: GroupPlan) -> str:
+    """Return the name of the offer that the plan requests; '' in a market without offers."""
+    return str(plan.body.get("offer", ""))
+
 
 class InstanceObserver(Protocol):
     """Runs the agents on the instances."""
@@ -134,13 +206,15 @@ class SimCloud:
         self.request_listeners: list[Callable[[GroupPlan], None]] = []
         """Called for every request that creates instances."""
         self.observer: InstanceObserver | None = None
+        self.requests: list[RequestRecord] = []
+        """Every request, also the refused ones."""
         self._engine = engine
         self._market = market
         self._log = log
-        self._billed_count = 0
-        """Number of billed instances."""
-        for moment in market.capacity_change_times():
-            engine.schedule_at(moment, self._apply_capacity_change)
+        self._billed_counts: Counter[str] = Counter()
+        """Number of billed instances by offer."""
+        for offer in market.offers.values():
+            self._schedule_capacity_changes(offer)
 
     @property
     def are_credentials_invalid(self) -> bool:
@@ -159,20 +233,46 @@ class SimCloud:
         # The token makes the request idempotent: a retry finds the instances of the first one.
         if plan.token in self.groups:
             return None
-        if self._market.should_refuse():
-            return Refusal("the market refused the request")
-        if self._market.config.rejects_when_full and self._free_capacity() < plan.num_nodes:
-            return Refusal(f"no capacity for {plan.num_nodes} machines")
+        offer = self._market.offers[offer_of(plan)]
+        refusal = self._refuse(plan, offer)
+        self.requests.append(
+            RequestRecord(
+                token=plan.token,
+                at_s=self._engine.now,
+                offer=offer.name,
+                market=offer.config.market,
+                num_nodes=plan.num_nodes,
+                refusal=refusal.reason if refusal is not None else "",
+            )
+        )
+        if refusal is not None:
+            return refusal
         for listener in self.request_listeners:
             listener(plan)
+        delay_s = offer.draw_grant_delay_s()
         instances = [
-            SimInstance(plan.token, node, plan.slots_per_node, launch)
+            SimInstance(
+                plan.token,
+                node,
+                plan.slots_per_node,
+                launch,
+                offer=offer.name,
+                may_start_at=self._engine.now + delay_s,
+            )
             for node in range(plan.num_nodes)
         ]
         visible_at = self._engine.now + self._market.config.read_lag_s
         self.groups[plan.token] = SimInstanceGroup(plan, instances, visible_at=visible_at)
-        self._log("cloud", f"accepted {plan.num_nodes} machines for {plan.token}")
-        self._engine.schedule_after(0.0, self._allocate)
+        self._log("cloud", f"accepted {plan.num_nodes} machines for {plan.token}{_under(offer)}")
+        self._engine.schedule_after(delay_s, self._allocate)
+        return None
+
+    def _refuse(self, plan: GroupPlan, offer: SimOffer) -> Refusal | None:
+        """The refusal of the request; None if it is granted."""
+        if offer.should_refuse(self._engine.now):
+            return Refusal("the market refused the request")
+        if self._market.config.rejects_when_full and self._free_capacity(offer) < plan.num_nodes:
+            return Refusal(f"no capacity for {plan.num_nodes} machines{_under(offer)}")
         return None
 
     def status(self, token: Token, nodes: int) -> GroupStatus:
@@ -186,7 +286,8 @@ class SimCloud:
             instance.is_active and instance.billed_from is None for instance in group.instances
         )
         # The journal records why a group waits.
-        refusal = "waiting for capacity" if waiting and self._free_capacity() <= 0 else ""
+        is_full = self._free_capacity(self._market.offers[group.offer]) <= 0
+        refusal = "waiting for capacity" if waiting and is_full else ""
         return GroupStatus(
             nodes=tuple(instance.status(now) for instance in group.instances), refusal=refusal
         )
@@ -211,9 +312,17 @@ class SimCloud:
 
     # --- preemption and termination ----------------------------------------------------------
 
-    def reclaim(self, instance: SimInstance, *, with_notice: bool) -> None:
-        """Preempt the instance at once, or after a notice."""
+    def reclaim(
+        self, instance: SimInstance, *, with_notice: bool, at_s: float | None = None
+    ) -> None:
+        """Preempt the instance at once, or after a notice: at `at_s`, or after `notice_s`.
+
+        Does nothing for on-demand instances, which are never preempted.
+        """
         if not instance.is_active or instance.notice is not None:
+            return
+        if not self._market.offers[instance.offer].is_preemptible:
+            self._log(instance.name, "is not preempted: it is rented on demand")
             return
         # An instance that has not booted runs nothing that could read a notice.
         if not instance.is_up or not with_notice:
@@ -226,11 +335,13 @@ class SimCloud:
                 requeues=True,
             )
             return
-        notice_s = self._market.config.notice_s
+        notice_s = self._market.config.notice_s if at_s is None else at_s - self._engine.now
+        instance.reclaimed_at = self._engine.now + notice_s if at_s is None else at_s
+        instance.noticed_at = self._engine.now
         instance.notice = Notice(reason="reclaimed by the market", seconds_left=notice_s)
         self._log(instance.name, f"receives a preemption notice: {notice_s:.0f} s left")
-        self._engine.schedule_after(
-            notice_s,
+        self._engine.schedule_at(
+            instance.reclaimed_at,
             lambda: self.terminate(
                 instance, "reclaimed after its notice", closes_connections=True, requeues=True
             ),
@@ -258,7 +369,7 @@ class SimCloud:
         if not instance.is_active:
             return
         now = self._engine.now
-        self._billed_count -= instance.billed_from is not None
+        self._billed_counts[instance.offer] -= instance.billed_from is not None
         instance.terminated_at = now
         # The API lags behind: agents notice a loss by their connections long before.
         instance.termination_visible_at = now + self._market.stream.uniform_in(
@@ -294,6 +405,7 @@ class SimCloud:
             lost.node,
             lost.slots,
             lost.launch,
+            offer=lost.offer,
             start_number=number,
             is_last_attempt=number > self._market.config.restarts_per_machine,
             predecessor_reason=lost.reason,
@@ -318,52 +430,93 @@ class SimCloud:
         """Return every instance that is up."""
         return [instance for instance in self.active_instances() if instance.is_up]
 
+    def _all_instances(self) -> Iterator[SimInstance]:
+        """Every instance of every group, also those that have a successor."""
+        return (
+            instance
+            for group in self.groups.values()
+            for instance in (*group.instances, *group.lost_instances)
+        )
+
+    # --- books -------------------------------------------------------------------------------
+
     @property
     def machine_seconds(self) -> float:
         """Billed seconds of all instances."""
         now = self._engine.now
-        return sum(
-            instance.billed_s(now)
-            for group in self.groups.values()
-            for instance in (*group.instances, *group.lost_instances)
-        )
+        return sum(instance.billed_s(now) for instance in self._all_instances())
 
     @property
     def billed_count(self) -> int:
         """Number of instances that were ever billed."""
-        return sum(
-            instance.billed_from is not None
-            for group in self.groups.values()
-            for instance in (*group.instances, *group.lost_instances)
+        return sum(instance.billed_from is not None for instance in self._all_instances())
+
+    def books(self) -> tuple[MachineRecord, ...]:
+        """Return the record of every instance that was ever billed."""
+        return tuple(
+            MachineRecord(
+                name=one.name,
+                token=one.token,
+                node=one.node,
+                offer=one.offer,
+                market=self._market.offers[one.offer].config.market,
+                billed_from_s=one.billed_from,
+                up_at_s=one.up_at,
+                ended_at_s=one.terminated_at,
+                noticed_at_s=one.noticed_at,
+                reason=one.reason,
+            )
+            for one in self._all_instances()
+            if one.billed_from is not None
         )
+
+    def billed_usd_by_offer(self) -> dict[str, float]:
+        """Return the cost until now of each offer that was used, each second at its own price."""
+        now, costs_usd = self._engine.now, dict[str, float]()
+        for one in self.books():
+            usd = self._market.offers[one.offer].cost_usd(
+                one.billed_from_s, now if one.ended_at_s is None else one.ended_at_s
+            )
+            costs_usd[one.offer] = costs_usd.get(one.offer, 0.0) + usd
+        return costs_usd
+
+    def billed_usd(self) -> float:
+        """Return the cost of all instances until now; 0 in a market without offers."""
+        return sum(self.billed_usd_by_offer().values())
 
     # --- capacity ----------------------------------------------------------------------------
 
-    def _free_capacity(self) -> int:
-        return self._market.capacity_at(self._engine.now) - self._billed_count
+    def _free_capacity(self, offer: SimOffer) -> int:
+        return offer.capacity_at(self._engine.now) - self._billed_counts[offer.name]
 
     def _allocate(self) -> None:
+        now = self._engine.now
         for instance in [
             instance for instance in self.active_instances() if instance.billed_from is None
         ]:
-            if self._free_capacity() <= 0:
-                break
-            instance.billed_from = self._engine.now
-            self._billed_count += 1
-            boot_s = self._market.stream.uniform_in(self._market.config.boot_s)
-            self._engine.schedule_after(boot_s, partial(self._finish_boot, instance))
+            offer = self._market.offers[instance.offer]
+            if now < instance.may_start_at or self._free_capacity(offer) <= 0:
+                continue
+            instance.billed_from = now
+            self._billed_counts[offer.name] += 1
+            self._engine.schedule_after(offer.draw_boot_s(), partial(self._finish_boot, instance))
 
     def _finish_boot(self, instance: SimInstance) -> None:
+        offer = self._market.offers[instance.offer]
+
         def end_lifetime() -> None:
-            # None after the faults have ended: the machine keeps running then.
-            if self._market.draw_lifetime_s() is not None:
+            # The draw is a part of every seed.
+            offer.draw_lifetime_s()
+            # The machine keeps running once the faults have ended.
+            if not self._market.are_faults_stopped:
                 with_notice = self._market.stream.bernoulli(self._market.config.notice_probability)
                 self.reclaim(instance, with_notice=with_notice)
 
         if not instance.is_active:
             return
         instance.is_up = True
-        lifetime_s = self._market.draw_lifetime_s()
+        instance.up_at = self._engine.now
+        lifetime_s = offer.draw_lifetime_s()
         if lifetime_s is not None:
             self._engine.schedule_after(lifetime_s, end_lifetime)
         if self._market.should_fail_start():
@@ -377,14 +530,53 @@ class SimCloud:
         elif self.observer is not None:
             self.observer.on_instance_booted(instance)
 
-    def _apply_capacity_change(self) -> None:
+    def _schedule_capacity_changes(self, offer: SimOffer) -> None:
+        for moment in offer.capacity_change_times():
+            self._engine.schedule_at(moment, partial(self._apply_capacity_change, offer))
+        config = self._market.config
+        if config.drop_notice_probability > 0:
+            for moment in offer.capacity_drop_times():
+                self._engine.schedule_at(
+                    moment - config.notice_s, partial(self._announce_drop, offer, moment)
+                )
+
+    def _announce_drop(self, offer: SimOffer, at_s: float) -> None:
+        """Send notices to some of the instances that the capacity at `at_s` leaves no place for."""
+        stream, probability = self._market.stream, self._market.config.drop_notice_probability
+        instances = [one for one in self.running_instances() if one.offer == offer.name]
+        candidates = [one for one in instances if one.notice is None]
+        excess = self._excess(offer, at_s)
+        for instance in stream.sample(candidates, min(len(candidates), max(0, excess))):
+            if stream.bernoulli(probability):
+                self.reclaim(instance, with_notice=True, at_s=at_s)
+
+    def _excess(self, offer: SimOffer, at_s: float) -> int:
+        """The number of billed instances above the capacity at `at_s` that have no notice until
+        then."""
+        leaving = sum(
+            one.offer == offer.name and one.reclaimed_at <= at_s for one in self.active_instances()
+        )
+        return self._billed_counts[offer.name] - leaving - offer.capacity_at(at_s)
+
+    def _apply_capacity_change(self, offer: SimOffer) -> None:
         """Preempt instances above the new capacity, and allocate waiting ones below it."""
-        excess = -self._free_capacity()
-        running = self.running_instances()
-        # Without notices: a trace records capacity only.
-        for instance in self._market.stream.sample(running, min(len(running), max(0, excess))):
+        now = self._engine.now
+        instances = [one for one in self.running_instances() if one.reclaimed_at > now]
+        if offer.name:
+            # Also instances that boot: otherwise these would stay above the capacity.
+            instances = [
+                one
+                for one in self.active_instances()
+                if one.offer == offer.name and one.billed_from is not None and one.notice is None
+            ]
+        excess = self._excess(offer, now)
+        for instance in self._market.stream.sample(instances, min(len(instances), max(0, excess))):
             self.reclaim(instance, with_notice=False)
         self._allocate()
+
+
+def _under(offer: SimOffer) -> str:
+    return f" under the offer {offer.name}" if offer.name else ""
 
 
 class SimCloudProvisioner:
@@ -414,13 +606,49 @@ class SimCloudProvisioner:
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:
+        """Raises `ConfigError` if the market does not have the offer in the requested network."""
         slots = min(self._slots, request.total_workers)
         return GroupPlan(
             token=request.token,
             provisioner=self.name,
             num_nodes=math.ceil(request.num_workers / slots),
             slots_per_node=slots,
+            body={"offer": self._choose_offer(request)} if self._market.has_offers else {},
         )
+
+    def offers(self, request: GroupRequest) -> OfferListing:
+        """Return the offers with the prices in force; unknown ones if the call fails."""
+        if not self._market.has_offers:
+            offer = Offer(
+                name=offer_name(self.name, Market.SPOT), provisioner=self.name, market=Market.SPOT
+            )
+            return OfferListing(offers=(offer,), remarks=("The simulated market has no prices.",))
+        offers = self._market.config.offers_at(self._process.engine.now, self.name)
+        self._simulate_latency()
+        invalid = self._cloud.are_credentials_invalid
+        self._simulate_latency()
+        if invalid or self._market.should_lose_response():
+            unknown = tuple(structs.replace(offer, price=None) for offer in offers)
+            return OfferListing(offers=unknown, remarks=("The prices could not be read.",))
+        return OfferListing(offers=offers)
+
+    def _choose_offer(self, request: GroupRequest) -> str:
+        """The requested offer, or the first one that the request permits."""
+        offers = self._market.offers
+        if request.offer is None:
+            # As in a real backend: the network of the run, else one that was not refused before.
+            permitted = [one for one in offers.values() if request.network in ("", one.network)]
+            untried = [one for one in permitted if one.network not in request.refused_networks]
+            chosen = next(iter([*untried, *permitted]), None)
+        else:
+            chosen = offers.get(request.offer.name)
+        if chosen is None or request.network not in ("", chosen.network):
+            wanted = "any" if request.offer is None else repr(request.offer.name)
+            raise ConfigError(
+                f"{self.name} has no offer for {wanted} in the network {request.network!r}.",
+                do=f"Request one of {', '.join(offers)}.",
+            )
+        return chosen.name
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
         self._send_request(plan.token)
@@ -441,6 +669,8 @@ class SimCloudProvisioner:
             provisioner=self.name,
             name=f"sim-{plan.token}",
             detail={"nodes": plan.num_nodes},
+            network=self._market.offers[offer_of(plan)].network,
+            offer=offer_of(plan),
         )
 
     def observe(self, handle: GroupHandle) -> GroupStatus:
@@ -455,19 +685,21 @@ class SimCloudProvisioner:
         self._receive_response()
 
     def _send_request(self, token: Token) -> None:
-        self._process.simulate_call(
-            self._market.stream.uniform_in(self._market.config.latency_s) / 2
-        )
+        self._simulate_latency()
         if self._cloud.are_credentials_invalid:
             raise ProvisionPermissionError("the cloud does not recognise the credentials")
         self._cloud.receive(token)
 
     def _receive_response(self) -> None:
+        self._simulate_latency()
+        if self._market.should_lose_response():
+            raise ConnectionError("the response of the cloud was lost")
+
+    def _simulate_latency(self) -> None:
+        """Let the time of half a call pass."""
         self._process.simulate_call(
             self._market.stream.uniform_in(self._market.config.latency_s) / 2
         )
-        if self._market.should_lose_response():
-            raise ConnectionError("the response of the cloud was lost")
 
 
 class NonIdempotentProvisioner(SimCloudProvisioner):
@@ -484,6 +716,7 @@ class NonIdempotentProvisioner(SimCloudProvisioner):
                 provisioner=PROVISIONER_NAME,
                 num_nodes=plan.num_nodes,
                 slots_per_node=plan.slots_per_node,
+                body=plan.body,
             ),
             launch,
         )

@@ -51,6 +51,8 @@ class SimDependencies:
     """Whether slow calls run concurrently with ticks."""
     on_callback: Callable[[str, Sequence[msgspec.Raw], str | None], None] = lambda *_: None
     """Called for every call of the user's `after_report`: agent, metrics by rank, checkpoint."""
+    wall_ms: Callable[[SimProcess], int] = lambda _: 0
+    """The wall clock of a process, in milliseconds since 1970."""
 
     def open_ledger(self, process: SimProcess) -> Ledger:
         """Open the run's ledger for the process."""
@@ -66,7 +68,10 @@ class CheckedLedger(Ledger):
 
     def __init__(self, dependencies: SimDependencies, process: SimProcess) -> None:
         super().__init__(
-            dependencies.open_store(process), dependencies.run_id, AgentId(process.name)
+            dependencies.open_store(process),
+            dependencies.run_id,
+            AgentId(process.name),
+            wall_ms=lambda: dependencies.wall_ms(process),
         )
         self._on_entry_applied = dependencies.on_entry_applied
         # The checker also sees the entries that are read before a listener is set.

@@ -59,6 +59,8 @@ class SimNetwork:
         self.is_firewalled = False
         """Whether packets between different hosts are dropped."""
         self._partitions: list[NetworkPartition] = []
+        self.network_by_host: dict[str, str] = {}
+        """Hosts of different networks cannot connect to each other."""
         self._silent_hosts: set[str] = set()
         self._blocked_channels: dict[SimChannel, None] = {}
 
@@ -67,6 +69,8 @@ class SimNetwork:
         if sender in self._silent_hosts or receiver in self._silent_hosts:
             return True
         if self.is_firewalled and sender != receiver:
+            return True
+        if self.network_by_host.get(sender, "") != self.network_by_host.get(receiver, ""):
             return True
         return bool(self._partitions) and any(
             partition.blocks(sender, receiver) for partition in self._partitions

@@ -13,12 +13,20 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
+from spotfit.model.events import JournalEntry
 from spotfit.model.spec import RunSpec, ValidationSpec
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import UNREACHABLE_EXIT_CODES, AgentLaunchSpec
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit_localsim.random_streams import SeededStreams
+from spotfit_localsim.virtual.cost_invariants import (
+    CostRecord,
+    TimedEntry,
+    read_finish,
+    read_releases,
+    read_rounds,
+)
 from spotfit_localsim.virtual.engine import Engine, SimClock, SimProcess, simulation_patches
 from spotfit_localsim.virtual.faults import ActiveFaults, FaultyConnection, ProcessFaultInjector
 from spotfit_localsim.virtual.invariants import InvariantChecker, InvariantViolation
@@ -122,13 +130,15 @@ class SimWorld:
             self.bucket.objects,
             self._training,
             on_violation=self._on_violation,
-            on_entry=lambda entry: self._log(
-                entry.author, f"[{len(self.checker.entries) - 1}] {describe_event(entry.event)}"
-            ),
+            on_entry=self._on_entry,
         )
         # The checker sees each change before any process does.
         self.bucket.listeners.append(self.checker.on_object_changed)
-        self._market = SimMarket(scenario.market, self._random_streams.stream("market"))
+        self._market = SimMarket(
+            scenario.market,
+            self._random_streams.stream("market"),
+            lambda name: self._random_streams.stream(f"offer {name}"),
+        )
         self.cloud = self._create_cloud(PROVISIONER_NAME)
         self.clouds = {self.cloud.name: self.cloud}
         """By the name of the provisioner."""
@@ -144,6 +154,7 @@ class SimWorld:
         self._started_at: dict[str, float] = {}
         self._processes: list[SimProcess] = []
         self._run_ended_at: float | None = None
+        self._timed_entries: list[TimedEntry] = []
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
         self._dependencies = self._create_dependencies()
@@ -167,6 +178,7 @@ class SimWorld:
         result.requests = self.bucket.total_requests
         result.machine_seconds = sum(cloud.machine_seconds for cloud in self.clouds.values())
         result.machine_count = sum(cloud.billed_count for cloud in self.clouds.values())
+        result.cost = self._cost_record()
         result.steps_repeated = self._training.executed_steps - self._training.max_step
         result.top_level_folders = frozenset(
             key.partition("/")[0] for key in self.bucket.objects
@@ -235,6 +247,7 @@ class SimWorld:
             )
 
         process = self._create_process("a", on_exit)
+        self.network.network_by_host[process.name] = self._market.offers[instance.offer].network
         self._log(process.name, f"starts on {instance.name}")
         node = self.nodes[process.name] = SimNode(self._dependencies, process, instance)
 
@@ -301,6 +314,7 @@ class SimWorld:
             timing=scenario.timing,
             time_budget_s=scenario.time_budget_s,
             validation=validation,
+            cost=scenario.cost,
         )
 
     # --- events and faults -------------------------------------------------------------------
@@ -449,6 +463,14 @@ class SimWorld:
         self._processes.append(process)
         return process
 
+    def _wall_ms(self, process: SimProcess) -> int:
+        """The wall clock of the process, with a constant error for each process."""
+        largest_s = self.scenario.wall_clock_error_s
+        if largest_s is None:
+            return 0
+        stream = self._random_streams.stream(f"wall clock of {process.name}")
+        return round((self.engine.now + stream.uniform(-largest_s, largest_s)) * 1000)
+
     def _new_name(self, kind: str) -> str:
         number = self._name_counters[kind] = self._name_counters.get(kind, 0) + 1
         return f"{kind}{number}"
@@ -488,6 +510,7 @@ class SimWorld:
             on_callback=self.checker.on_callback,
             new_id=lambda: self._new_name("t"),
             uses_background_calls=drawn if fixed is None else fixed,
+            wall_ms=self._wall_ms,
         )
 
     def _create_cloud(self, name: str) -> SimCloud:
@@ -510,6 +533,26 @@ class SimWorld:
         )
 
     # --- timeline and result -----------------------------------------------------------------
+
+    def _on_entry(self, entry: JournalEntry) -> None:
+        number = len(self._timed_entries)
+        self._timed_entries.append((self.engine.now, entry))
+        self._log(entry.author, f"[{number}] {describe_event(entry.event)}")
+
+    def _cost_record(self) -> CostRecord:
+        clouds = self.clouds.values()
+        return CostRecord(
+            cost=self.scenario.cost,
+            machines=tuple(one for cloud in clouds for one in cloud.books()),
+            requests=tuple(one for cloud in clouds for one in cloud.requests),
+            rounds=read_rounds(self._timed_entries),
+            released_at_s=read_releases(self._timed_entries),
+            finished_at_s=read_finish(self._timed_entries),
+            billed_usd=tuple(
+                one for cloud in clouds for one in cloud.billed_usd_by_offer().items()
+            ),
+            ended_at_s=self.engine.now,
+        )
 
     def _log(self, actor: str, text: str) -> None:
         self.result.timeline.append(TimelineEntry(self.engine.now, actor, text))

@@ -20,6 +20,7 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     PreemptionNoticed,
     RoundClosed,
@@ -30,6 +31,7 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.view import JournalView
+from spotfit_localsim.virtual.cost_invariants import CostRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class SimulationResult:
     steps_repeated: int = 0
     top_level_folders: frozenset[str] = frozenset()
     """Folders in the run's bucket prefix at the end, without spotfit's own."""
+    cost: CostRecord = field(default_factory=CostRecord)
+    """What was rented, and what it has cost."""
 
     @property
     def outcome(self) -> str | None:
@@ -137,6 +141,8 @@ def describe_event(event: JournalEvent) -> str:
             return f"{status} {event.checkpoint_name} ({event.checkpoint_uid}): {metrics} {reason}"
         case TrainingEnded(fit_end=ended):
             return f"training ended: {ended.outcome} {ended.reason} {ended.metrics}"
+        case MachinesChosen(workers=workers, standing_offer=standing, reason=reason):
+            return f"machines chosen: {workers}, standing {standing!r}: {reason}"
         case CancelRequested(reason=reason):
             return f"cancel requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, metrics=metrics):

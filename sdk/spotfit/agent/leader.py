@@ -51,7 +51,7 @@ from spotfit.model.leader_state import LeaderState, UserCodeError, ValidationRep
 from spotfit.model.view import View
 from spotfit.policy import scheduler
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
-from spotfit.policy.preemption import is_replacement_ready
+from spotfit.policy.preemption import is_move_ready, is_replacement_ready
 from spotfit.protocol.agent_leader import (
     ConnectionHeartbeat,
     Join,
@@ -432,6 +432,8 @@ class Leader:
             and is_replacement_ready(view, self._refresh_state())
         ):
             open_round.announce_preemption(view, self._observations.state, now)
+        if open_round is not None and is_move_ready(view, self._refresh_state()):
+            open_round.suggest_save("machines of another offer are ready")
         writer, has_acted = self._services.journal_writer, True
         while (
             has_acted and writer.is_settled and self._ledger.view.is_leader(self._ledger.agent_id)

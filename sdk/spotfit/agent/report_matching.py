@@ -104,6 +104,8 @@ class Open:
     """Whether a Checkpointer saves: then every rank has a part, and may share files."""
     reason: str = ""
     """Why the Checkpointer saves at this step."""
+    progress: float | None = None
+    """The share of the training that is done, of the rank that has done least."""
     failure_reason: str = ""
     """Why a part of the checkpoint is lost; '' otherwise."""
     validation_requests: dict[int, ValidationRequest | None] = field(default_factory=dict)
@@ -113,6 +115,8 @@ class Open:
         self.is_user_uploaded |= not report.managed_upload
         self.is_snapshot |= report.incremental
         self.reason = report.reason or self.reason
+        if report.progress is not None:
+            self.progress = min(report.progress, self.progress or report.progress)
         self.validation_requests[rank] = report.validation
 
     def incomplete_reason(self, ranks: Sequence[int], world_size: int) -> str:
@@ -176,6 +180,7 @@ class Saving:
             is_snapshot=self.reported.is_snapshot,
             step=self.step,
             reason=self.reported.reason,
+            progress=self.reported.progress,
             custom_folder=self.custom_folder,
             manifests_digest=combine_digests(self.digest_by_rank),
             snapshot_taken_at=self.reported_at if self.reported.is_snapshot else None,

@@ -72,7 +72,12 @@ from spotfit.protocol.agent_leader import (
     WorkerToLeader,
     WorkerUnresponsive,
 )
-from spotfit.protocol.worker_agent import CommitConfirmed, PreemptionUpdate, RequestFinalSave
+from spotfit.protocol.worker_agent import (
+    CommitConfirmed,
+    PreemptionUpdate,
+    RequestFinalSave,
+    SuggestSave,
+)
 
 # --- OpenRound ------------------------------------------------------------------------------------
 
@@ -112,6 +117,8 @@ class OpenRound:
         """When workers were informed that a replacement is ready; None before."""
         self.save_requested_at: float | None = None
         """When the Checkpointer was asked to save before the run is cancelled; None before."""
+        self.is_save_suggested = False
+        """Whether the workers were asked to save because the run moves to other machines."""
         self.last_commit: RoundCommit | None = None
         self.replica_locations: dict[int, ReplicaLocation] = {}
         self.abort_at = math.inf
@@ -233,6 +240,12 @@ class OpenRound:
         if self.coordinator.has_checkpointer and self.save_requested_at is None:
             self.save_requested_at = now
             self.send_to_workers([(None, RequestFinalSave(reason=reason))])
+
+    def suggest_save(self, reason: str) -> None:
+        """Ask the Checkpointer to save soon, once in this round; no effect without one."""
+        if not self.is_save_suggested:
+            self.is_save_suggested = True
+            self.send_to_workers([(None, SuggestSave(reason=reason))])
 
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:
         """Send all workers the nodes with preemption notices, and whether a replacement is ready.

@@ -332,6 +332,7 @@ class ProcessWorkerPool:
                     incremental=True,
                     step=snapshot.step,
                     reason=snapshot.reason,
+                    progress=snapshot.progress,
                 )
                 return [encode(report)]
             case RolledBack(before_report_index=before):

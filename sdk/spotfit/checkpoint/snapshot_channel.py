@@ -90,6 +90,10 @@ class SnapshotChannel(Protocol):
         """
         ...
 
+    def record_progress(self, progress: float) -> None:
+        """Report the share of the training that is done, from 0 to 1, with the next snapshots."""
+        ...
+
     def new_segment_path(self, directory: Path) -> Path:
         """Return an unused path for a segment in that directory, for example `3-0-1.segment`.
 

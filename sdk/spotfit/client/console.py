@@ -49,6 +49,7 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     PreemptionNoticed,
     RoundClosed,
@@ -153,6 +154,11 @@ def format_event(event: JournalEvent) -> str:
             return f"round {number} ended: {reason}"
         case TrainingEnded(fit_end=ended):
             return f"training {ended.outcome}; validations of the last checkpoints are pending"
+        case MachinesChosen(workers=workers, reason=reason):
+            names = ", ".join(workers) or "no machines for now"
+            standing = event.standing_offer
+            also = f", and {standing} once it is available" if standing else ""
+            return f"machines chosen: {names}{also} ({reason})"
         case CancelRequested(reason=reason):
             return f"cancellation requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):

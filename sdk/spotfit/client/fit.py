@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime
 from functools import partial
 from types import FrameType
 
@@ -111,7 +112,7 @@ def rejoin_run(
         reason = f"with older code: {', '.join(changed)} changed after its start"
         raise _run_conflict(spec, preflight.store, reason)
     # Not an error: such a setting does not change what is trained, and the run need not restart.
-    ignored = _changed_settings(request, spec)
+    ignored = sorted(_changed_settings(request, spec) | _changed_limits(request, preflight, spec))
     log.warning(
         "run.rejoined",
         url=preflight.store.url,
@@ -131,7 +132,22 @@ def _run_conflict(spec: RunSpec, store: Store, difference: str) -> RunActiveErro
     )
 
 
-def _changed_settings(request: FitRequest, spec: RunSpec) -> list[str]:
+def _changed_limits(request: FitRequest, preflight: PreflightResult, spec: RunSpec) -> set[str]:
+    """Return the names of changed limits of the cost, which have no effect on the active run."""
+    before, after = spec.cost, preflight.cost
+    # A duration counts from each call of `fit()`: only a time can be compared.
+    has_time = isinstance(request.run.deadline, datetime)
+    is_kept = (before.deadline_ms is None) == (after.deadline_ms is None)
+    is_same_deadline = before.deadline_ms == after.deadline_ms if has_time else is_kept
+    changes = {
+        "deadline": not is_same_deadline,
+        "budget_usd": before.budget_usd != after.budget_usd,
+        "fallback": before.uses_on_demand != after.uses_on_demand,
+    }
+    return {name for name, has_changed in changes.items() if has_changed}
+
+
+def _changed_settings(request: FitRequest, spec: RunSpec) -> set[str]:
     """Return the names of changed settings that have no effect on the active run."""
     # With the identity of the active run: only what the request determines is compared.
     requested = request.build_spec(
@@ -144,13 +160,11 @@ def _changed_settings(request: FitRequest, spec: RunSpec) -> list[str]:
     active_data, requested_data = (
         msgspec.json.decode(msgspec.json.encode(each)) for each in (spec, requested)
     )
-    return sorted(
-        {
-            setting
-            for field, setting in _CHANGEABLE_SETTINGS.items()
-            if active_data[field] != requested_data[field]
-        }
-    )
+    return {
+        setting
+        for field, setting in _CHANGEABLE_SETTINGS.items()
+        if active_data[field] != requested_data[field]
+    }
 
 
 # 16 s in total: object stores usually recover from throttling within a few seconds.
@@ -282,7 +296,7 @@ def _register_run(
     traits = preflight.provisioner.traits
     market_prior = MarketPrior(mean_lifetime_s=traits.mean_lifetime_s, notice_s=traits.notice_s)
     timing = _choose_timings(preflight.store, traits)
-    spec = replace(spec, timing=timing, market_prior=market_prior)
+    spec = replace(spec, timing=timing, market_prior=market_prior, cost=preflight.cost)
     # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
     url = preflight.store.url

@@ -22,6 +22,7 @@ import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.checkpoint.committed import check_present
+from spotfit.client.cost_limits import OfferPlan, check_limits, cost_spec, read_limits
 from spotfit.client.run_config import (
     DEFAULT_STORAGE_PATH,
     RunConfig,
@@ -46,7 +47,9 @@ from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
 from spotfit.model.config import DataConfig, FailureConfig, ScalingConfig
 from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.offer import Offer
 from spotfit.model.spec import (
+    CostSpec,
     FailureLimits,
     HangDetectionConfig,
     RetentionConfig,
@@ -57,6 +60,7 @@ from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.model.view import JournalView
 from spotfit.provision.api import Provisioner, open_client, prewarm
+from spotfit.provision.offers import list_offers
 from spotfit.provision.profile import (
     non_default_options,
     open_provisioner,
@@ -64,6 +68,7 @@ from spotfit.provision.profile import (
     resolve_options,
 )
 from spotfit.store.api import Store
+from spotfit.store.clock import measure_offset_ms
 from spotfit.store.factory import (
     new_probe_folder,
     probe_create,
@@ -354,14 +359,18 @@ def plan_group(request: FitRequest) -> PlannedGroup:
     """
     name, options = request.resolve_provisioner()
     provisioner = open_provisioner(name, options)
+    return PlannedGroup(provisioner, provisioner.plan(_group_request(request)))
+
+
+def _group_request(request: FitRequest, offer: Offer | None = None) -> GroupRequest:
     # The maximum: an elastic run may grow to it, and its plan is the one most likely to be invalid.
-    group = GroupRequest(
+    return GroupRequest(
         token=PREFLIGHT_TOKEN,
         num_workers=request.scaling.max_workers,
         total_workers=request.scaling.max_workers,
         resources_per_worker=request.scaling.worker_resources,
+        offer=offer,
     )
-    return PlannedGroup(provisioner, provisioner.plan(group))
 
 
 @contextmanager
@@ -397,6 +406,8 @@ class PreflightResult:
     """The same directory in RunConfig(storage_filesystem=...); None without one."""
     provisioner: Provisioner
     runtime_env: RuntimeEnv
+    cost: CostSpec = field(default_factory=CostSpec)
+    """Offers and limits; without offers if the run has no limits."""
 
     @property
     def name(self) -> str:
@@ -428,6 +439,10 @@ def run_preflight(request: FitRequest) -> PreflightResult:
             checks.add(mismatch)
     if storage is not None and provisioner is not None:
         checks.check(lambda: _check_directory_is_shared(storage, request.run, provisioner))
+    cost = CostSpec()
+    if storage is not None and provisioner is not None:
+        found = checks.check(lambda: _check_cost_limits(request, provisioner, storage))
+        cost = found or cost
     # The checks below write to the store; they need a valid name and come last.
     checks.raise_all()
     # Before the probe, so that it tests the URL that machines open.
@@ -440,7 +455,8 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     # Those of the environment come first: a site's defaults run before the script's callbacks.
     callbacks = [*callbacks, *(request.run.callbacks or [])]
     run = replace(request.run, callbacks=callbacks)
-    return PreflightResult(run, store, resolve_filesystem_location(run), provisioner, runtime_env)
+    location = resolve_filesystem_location(run)
+    return PreflightResult(run, store, location, provisioner, runtime_env, cost)
 
 
 def _probe_store(store: Store) -> None:
@@ -456,6 +472,38 @@ def _probe_store(store: Store) -> None:
         except TransientStoreError:
             system.SystemClock().wait(pause_s)
     return probe_create(store)  # the last attempt: its error is the one that is reported
+
+
+def _check_cost_limits(request: FitRequest, provisioner: Provisioner, storage: Store) -> CostSpec:
+    """Return the limits of the cost with the offers that the run may use; rents nothing.
+
+    Raises `ConfigError`, or `ConfigErrors` with all contradictions.
+    """
+    # Without limits no other clock is needed.
+    limits = read_limits(request.run, provisioner.traits, system.wall_ms())
+    if not limits.is_set:
+        return CostSpec()
+    now_ms = system.wall_ms() + _clock_offset_ms(storage)
+    limits = read_limits(request.run, provisioner.traits, now_ms)
+    listing = list_offers(provisioner, _group_request(request))
+    plans = [
+        OfferPlan(offer, provisioner.plan(_group_request(request, offer)).num_nodes)
+        for offer in listing.offers
+        if offer.price is not None
+    ]
+    checks = ErrorCollector()
+    for error in check_limits(limits, plans, listing, backend=provisioner.name):
+        checks.add(error)
+    checks.raise_all()
+    return cost_spec(limits, plans, now_ms)
+
+
+def _clock_offset_ms(storage: Store) -> int:
+    key = f"{new_probe_folder()}/0"
+    try:
+        return measure_offset_ms(storage, key, lambda: storage.put(key, b"probe"), system.wall_ms)
+    finally:
+        storage.delete(key)
 
 
 def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Provisioner) -> None:

@@ -26,6 +26,7 @@ from spotfit.client.metrics_history import read_metrics_history
 from spotfit.code.function_pickle import load_sealed_pickle
 from spotfit.core.clock import Clock
 from spotfit.core.errors import (
+    BudgetExhaustedError,
     ConfigError,
     ControllerError,
     HangError,
@@ -91,6 +92,12 @@ def build_run_error(
             f"The run in {store.url} was ended: {ended.reason}.",
             do="Call fit() again with the same RunConfig(name=...) to continue from the latest "
             "checkpoint, with a new time budget; or set a larger RunConfig(time_budget_s=...).",
+        )
+    if ended.is_cost_budget:
+        return BudgetExhaustedError(
+            f"The run in {store.url} was ended: {ended.reason}.",
+            do="Call fit() again with the same RunConfig(name=...) and a larger budget_usd to "
+            "continue from the latest checkpoint; the budget includes what earlier fits cost.",
         )
     if ended.outcome == "cancelled":
         return RunCancelledError(

@@ -7,9 +7,9 @@ import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import (
@@ -18,6 +18,7 @@ from spotfit.core.input_checks import (
     reject_deprecated_arguments,
     suggest_keywords,
 )
+from spotfit.core.units import parse_seconds
 from spotfit.host import system
 from spotfit.model.config import CheckpointConfig, FailureConfig, LoggingConfig
 from spotfit.model.user_callback import UserCallback
@@ -56,6 +57,17 @@ class RunConfig:
     `time_budget_s`: the longest duration of one `fit()`, in seconds or as a `timedelta`, including
     waits for machines; default no limit. At the limit a `Checkpointer` saves, the machines are
     released, and `fit()` raises `TimeBudgetExceededError`; another `fit()` continues the run.
+    `deadline`: when the training is to be finished: a duration from the call of `fit()`, such as
+    "60h" or a `timedelta`, or a `datetime` with a time zone. Machines are then chosen by price so
+    that the deadline is kept.
+    `budget_usd`: limit of the cost of the machines of the run, in all its fits. Before it is
+    exceeded a `Checkpointer` saves, the machines are released, and `fit()` raises
+    `BudgetExhaustedError`; another `fit()` with a larger budget continues the run.
+    `fallback`: "on_demand" rents on-demand machines where the deadline requires it or, without a
+    deadline, where spot machines are refused, and returns to spot machines; "never" does not.
+    Default: "on_demand" with a deadline, else "never".
+    `training_time_s`: how long the training takes with all workers, in seconds, as text such as
+    "40h" or as a `timedelta`; used until the progress is measured.
     Raises `ConfigError` for invalid values, and `DeprecationWarning` for removed arguments.
     """
 
@@ -73,6 +85,10 @@ class RunConfig:
     progress_reporter: Any = DEPRECATED
     log_to_file: Any = DEPRECATED
     time_budget_s: float | timedelta | None = field(default=None, kw_only=True)
+    deadline: float | str | timedelta | datetime | None = field(default=None, kw_only=True)
+    budget_usd: float | None = field(default=None, kw_only=True)
+    fallback: Literal["on_demand", "never"] | None = field(default=None, kw_only=True)
+    training_time_s: float | str | timedelta | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         # Before the other checks: a script with a removed field was written for older versions.
@@ -90,6 +106,10 @@ class RunConfig:
         self.callbacks = errors.check(lambda: _check_callbacks(self.callbacks))
         self.worker_runtime_env = errors.check(lambda: _check_runtime_env(self.worker_runtime_env))
         self.time_budget_s = errors.check(lambda: _check_time_budget(self.time_budget_s))
+        self.deadline = errors.check(lambda: _check_deadline(self.deadline))
+        self.budget_usd = errors.check(lambda: _check_budget(self.budget_usd))
+        self.fallback = errors.check(lambda: _check_fallback(self.fallback))
+        self.training_time_s = errors.check(lambda: _check_training_time(self.training_time_s))
         path: Any = self.storage_path
         if path is None:
             self.storage_path = str(Path(DEFAULT_STORAGE_PATH).expanduser())
@@ -212,6 +232,72 @@ def _check_time_budget(budget: Any) -> float | None:
             do="Write time_budget_s=72 * 3600 or timedelta(hours=72), or omit it for no limit.",
         )
     return float(seconds)
+
+
+def _check_deadline(deadline: Any) -> timedelta | datetime | None:
+    """Return a duration from the call of `fit()`, or a time in UTC."""
+    if isinstance(deadline, str):
+        deadline = _parse_time(deadline)
+    if isinstance(deadline, datetime):
+        if deadline.tzinfo is None:
+            raise ConfigError(
+                f"RunConfig(deadline={deadline!r}) has no time zone.",
+                do="Pass a datetime with a time zone, such as datetime.now().astimezone() + "
+                "timedelta(hours=60).",
+            )
+        return deadline.astimezone(UTC)
+    remedy = "Write deadline='60h', timedelta(hours=60), or a datetime with a time zone."
+    seconds = _check_duration("deadline", deadline, remedy)
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _parse_time(text: str) -> datetime | str:
+    """Return the time of ISO 8601 text such as '2026-11-30T18:00+01:00', else the text."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return text
+
+
+def _check_duration(name: str, value: Any, remedy: str) -> float | None:
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, str):
+        seconds = parse_seconds(seconds, setting=f"RunConfig({name}={value!r})")
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not math.isfinite(seconds) or seconds <= 0:
+        raise ConfigError(
+            f"RunConfig({name}={value!r}) must be a duration greater than 0.", do=remedy
+        )
+    return float(seconds)
+
+
+def _check_training_time(value: Any) -> float | None:
+    remedy = "Write training_time_s='40h', a number of seconds, or timedelta(hours=40)."
+    return _check_duration("training_time_s", value, remedy)
+
+
+def _check_budget(budget: Any) -> float | None:
+    if budget is None:
+        return None
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not is_number or not math.isfinite(budget) or budget <= 0:
+        raise ConfigError(
+            f"RunConfig(budget_usd={budget!r}): budget_usd must be a number of US dollars greater "
+            "than 0.",
+            do="Write budget_usd=40, or omit it for no limit.",
+        )
+    return float(budget)
+
+
+def _check_fallback(fallback: Any) -> Any:
+    if fallback in (None, "on_demand", "never"):
+        return fallback
+    raise ConfigError(
+        f"RunConfig(fallback={fallback!r}): fallback must be 'on_demand' or 'never'.",
+        do="Write fallback='on_demand' to rent on-demand machines where spot does not suffice.",
+    )
 
 
 def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:

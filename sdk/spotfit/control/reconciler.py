@@ -146,7 +146,11 @@ class Reconciler:
         call. Their errors are retried, or recorded as a refusal if they are final, and
         not raised. `is_idle` is True once nothing is left to do.
         """
-        state = replace(state, elapsed_s=self._journal_writer.elapsed_s(now))
+        state = replace(
+            state,
+            elapsed_s=self._journal_writer.elapsed_s(now),
+            wall_ms=self._journal_writer.ledger.wall_ms(),
+        )
         action = next_action(self._journal_writer.view, state, now)
         match action:
             case Wait():
@@ -361,6 +365,7 @@ class Reconciler:
             role=machine_request.role,
             network=network_in_use(self._journal_writer.view),
             refused_networks=self._journal_writer.view.refused_networks,
+            offer=machine_request.offer,
             time_limit_s=time_limit_s,
         )
         # `plan` calls no cloud API, so it may precede the entry; `submit` must not.

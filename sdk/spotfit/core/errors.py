@@ -32,7 +32,8 @@ SpotfitError
 │   ├── ControllerError                  a callback, a backend hook or spotfit itself failed
 │   └── PreemptionError                  more preemptions than max_preemption_failures
 ├── RunCancelledError                    the run was cancelled
-│   └── TimeBudgetExceededError          … because its time budget is used up
+│   ├── TimeBudgetExceededError          … because its time budget is used up
+│   └── BudgetExhaustedError             … because its budget in US dollars is used up
 ├── WorkerDiedError                      a worker process exited without raising an exception
 ├── WorkerTimeoutError                   a worker does not respond or did not start in time
 ├── StaleWorkerGroupError                a backend hook called workers of an earlier round
@@ -252,6 +253,10 @@ class RunCancelledError(SpotfitError):
 
 class TimeBudgetExceededError(RunCancelledError):
     """The run has used up `RunConfig(time_budget_s=...)`; it has saved, and can be continued."""
+
+
+class BudgetExhaustedError(RunCancelledError):
+    """The run has used up `RunConfig(budget_usd=...)`; it has saved, and can be continued."""
 
 
 class WorkerDiedError(SpotfitError):

@@ -16,6 +16,7 @@ from spotfit.ledger import keys
 from spotfit.security.object_mac import ObjectMac
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import ObjectInfo, Store
+from spotfit.store.clock import written_at_ms
 
 MAX_READS = 5
 """How often an object is read until it has a valid MAC, before it counts as not authentic."""
@@ -82,6 +83,9 @@ class AuthenticatedStore:
 
     def create(self, key: str, body: bytes) -> None:
         self._store.create(key, self.mac.add(key, body) if _is_authenticated(key) else body)
+
+    def written_at_ms(self, key: str) -> int | None:
+        return written_at_ms(self._store, key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._store.get_range(key, start, length)

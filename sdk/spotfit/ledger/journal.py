@@ -57,6 +57,7 @@ from spotfit.model.topology import Member
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
+from spotfit.store.clock import measure_offset_ms
 from spotfit.store.retry import repeat_read
 
 # --- Cached views ---------------------------------------------------------------------------------
@@ -528,6 +529,8 @@ def _decode_entry(slot: int, content: bytes, store: Store) -> JournalEntry:
 _member_decoder = decoder(Member)
 _crash_decoder = decoder(AgentCrash)
 # Limited in length: int() of a very long number is slow and raises.
+# Clocks of machines drift by seconds a day; a check takes one request.
+_CLOCK_CHECK_RENEWALS = 100
 _LEASE = re.compile(rb"[0-9]{1,18}")
 
 
@@ -553,6 +556,8 @@ class Ledger:
         self._wall_ms = wall_ms
         self._journal = Journal(store)
         self._lease_counter = 0
+        self._clock_offset_ms = 0
+        """How far the storage's clock is ahead of this machine's."""
 
     def clone(self) -> Ledger:
         """Return a ledger of the same run at the same position, for use by another thread.
@@ -561,11 +566,15 @@ class Ledger:
         """
         clone = Ledger(self.store, self.run_id, self.agent_id, wall_ms=self._wall_ms)
         clone._journal = self._journal.clone()
+        clone._clock_offset_ms = self._clock_offset_ms
         return clone
 
     def wall_ms(self) -> int:
-        """Return this process's wall clock in milliseconds since 1970, for display only."""
-        return self._wall_ms()
+        """Return the time in milliseconds since 1970, by the storage's clock once it was measured.
+
+        Before the first renewal of a lease, it is the time of this machine.
+        """
+        return self._wall_ms() + self._clock_offset_ms
 
     def set_entry_listener(self, on_entry: EntryListener) -> None:
         """Call `on_entry(slot, body, entry)` for every entry that this ledger folds from now on.
@@ -666,7 +675,12 @@ class Ledger:
         """
         # Never persisted: a restarted process has another agent id, and thereby another lease.
         self._lease_counter += 1
-        self.store.put(keys.lease(self.agent_id), str(self._lease_counter).encode())
+        key, body = keys.lease(self.agent_id), str(self._lease_counter).encode()
+        write = partial(self.store.put, key, body)
+        if self._lease_counter % _CLOCK_CHECK_RENEWALS == 1:
+            self._clock_offset_ms = measure_offset_ms(self.store, key, write, self._wall_ms)
+        else:
+            write()
 
     def read_lease(self, leader: AgentId) -> int:
         """Return the counter in the lease object of the process `leader`; 0 without a valid one.
@@ -726,6 +740,6 @@ class Ledger:
             run_id=self.run_id,
             author=self.agent_id,
             event=event,
-            written_at_ms=self._wall_ms(),
+            written_at_ms=self.wall_ms(),
             elapsed_s=elapsed_s,
         )

@@ -251,6 +251,9 @@ class CheckpointCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="checkp
     manifests_digest: str = ""
     """`checkpoint.manifest.combine_digests` of its manifests; empty if unknown, as in entries of
     earlier versions. Binds the manifests to this entry."""
+    progress: float | None = None
+    """The share of the training that it contains, from 0 to 1; None if user code does not report
+    it."""
 
     @property
     def folder(self) -> str:
@@ -320,6 +323,8 @@ class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_req
     """Whether a Checkpointer of the run saves first. Entries of versions without it do not."""
     is_time_budget: bool = False
     """Whether the leader requested it because the time budget of the run is used up."""
+    is_cost_budget: bool = False
+    """Whether the leader requested it because the run would exceed its budget in US dollars."""
 
 
 class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
@@ -347,6 +352,8 @@ class FitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="fit_ended"):
     """What to do, as a sentence; '' if the reason does not tell."""
     is_time_budget: bool = False
     """Whether it was cancelled because the time budget of the run is used up."""
+    is_cost_budget: bool = False
+    """Whether it was cancelled because the run would exceed its budget in US dollars."""
 
 
 # Separate from FitEnded, so that the result of the training cannot be lost while validations run.
@@ -354,6 +361,20 @@ class TrainingEnded(msgspec.Struct, frozen=True, kw_only=True, tag="training_end
     """No further round is opened. The fit ends with `fit_end` once all validations are finished."""
 
     fit_end: FitEnded
+
+
+class MachinesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="machines_chosen"):
+    """The offers that the run is to have its machines from, of those in `RunSpec.cost`.
+
+    Machines of other offers are released once all workers have machines of these.
+    """
+
+    workers: dict[str, int]
+    """Number of workers by the name of the offer; empty to wait."""
+    standing_offer: str = ""
+    """An offer that is refused at present, and requested as well because the run would move to it;
+    '' if there is none."""
+    reason: str = ""
 
 
 # The `tag=` of each type is its name in the journal and must not change. An unknown tag raises
@@ -378,6 +399,7 @@ JournalEvent = (
     | TrainingEnded
     | CancelRequested
     | FitEnded
+    | MachinesChosen
 )
 
 

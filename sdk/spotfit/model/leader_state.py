@@ -80,6 +80,7 @@ class ReadyCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     custom_folder: str = ""
     manifests_digest: str = ""
+    progress: float | None = None
     snapshot_taken_at: float | None = None
     """When the last rank had taken its shard of the snapshot; None if unknown."""
 
@@ -207,6 +208,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     leading_since: float = 0.0
     elapsed_s: float = 0.0
     """How long the fit has lasted at least; see `JournalEntry.elapsed_s`."""
+    wall_ms: int | None = None
+    """The time by the storage's clock, in ms since 1970; None if it is unknown."""
     members: dict[AgentId, MemberStatus] = {}
     disconnected_since: dict[AgentId, float] = {}
     """Agents that are disconnected, with the time of the disconnect."""

@@ -131,6 +131,8 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     offers: tuple[Offer, ...] = ()
     """What the backend could rent when the fit was started; empty if it was not asked. Later prices
     are in the journal."""
+    machines: dict[str, int] = {}
+    """How many machines all workers need, by the name of the offer."""
     deadline_ms: int | None = None
     """When the training is to be finished, by the clock of the storage in milliseconds since 1970;
     None for no deadline."""
@@ -141,6 +143,14 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     training_time_s: float | None = None
     """The user's estimate of the duration with all workers, used until the progress was measured;
     None if there is none."""
+    start_time_s: float = 600.0
+    """Time from a request for machines to the first step, used until it was measured."""
+
+    @property
+    def chooses_offers(self) -> bool:
+        """Whether the leader chooses the offer of each request; else the backend chooses."""
+        is_limited = self.deadline_ms is not None or self.budget_usd is not None
+        return bool(self.offers) and (is_limited or self.uses_on_demand)
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     PreemptedNodes,
     PreemptionNoticed,
@@ -53,6 +54,8 @@ from spotfit.model.events import (
 )
 from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, Role
+from spotfit.model.market_record import MarketRecord, fold_market
+from spotfit.model.offer import Offer
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Notice, Round
@@ -117,6 +120,8 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes that the backend has restarted, or restarts, and whose new agents have not taken
     part in a round; with the agent that is lost."""
     role: Role = "train"
+    offer: Offer | None = None
+    """The offer of its request; None if the backend chooses."""
     planned_slot: int = -1
     """The slot of its `GroupPlanned`."""
     has_failed_start: bool = False
@@ -280,6 +285,10 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a requested cancellation waits for a save of a Checkpointer."""
     is_time_budget_used: bool = False
     """Whether the requested cancellation follows from `RunSpec.time_budget_s`."""
+    is_cost_budget_used: bool = False
+    """Whether the requested cancellation follows from `CostSpec.budget_usd`."""
+    market: MarketRecord = MarketRecord()
+    """Observations of a run that chooses its offers, see `CostSpec.chooses_offers`."""
     elapsed_s: float = 0.0
     """How long the fit has lasted at least when the last entry was written."""
     fit_end: FitEnded | None = None
@@ -415,6 +424,9 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
     after = _apply_event(view, entry.event, run_id=entry.run_id)
     if isinstance(entry.event, FitStarted):
         after = replace(after, fit_started_at_ms=entry.written_at_ms)
+    if isinstance(after, View) and after.spec.cost.chooses_offers:
+        market = fold_market(after.market, entry.event, max(view.elapsed_s, entry.elapsed_s))
+        after = replace(after, market=market)
     if isinstance(entry.event, FitEnded):
         after = replace(after, fit_ended_at_ms=entry.written_at_ms)
     return replace(
@@ -453,15 +465,18 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
-        case CancelRequested(reason=reason, save=save, is_time_budget=is_time_budget):
+        case CancelRequested(reason=reason, save=save):
             # A request without a save also ends the wait of an earlier one, never the reverse.
             saves = save and (view.cancel_reason is None or view.saves_before_cancel)
             return replace(
                 view,
                 cancel_reason=reason,
                 saves_before_cancel=saves,
-                is_time_budget_used=is_time_budget,
+                is_time_budget_used=event.is_time_budget,
+                is_cost_budget_used=event.is_cost_budget,
             )
+        case MachinesChosen():
+            return view
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)
@@ -490,6 +505,7 @@ def _start_fit(view: JournalView, event: FitStarted, *, run_id: RunId) -> View:
         validation_results=view.validation_results,
         validation_attempts=view.validation_attempts,
         lifetimes=view.lifetimes,
+        market=view.market.after_fit(),
     )
 
 
@@ -545,7 +561,12 @@ def _apply_group_event(
                     for token, group in groups.items()
                     if group.role != "validate" or not group.is_closed
                 }
-            planned = MachineGroup(plan=plan, role=request.role, planned_slot=view.next_slot)
+            planned = MachineGroup(
+                plan=plan,
+                role=request.role,
+                offer=request.offer,
+                planned_slot=view.next_slot,
+            )
             return replace(view, groups={**groups, plan.token: planned})
         case GroupSubmitted(token=token, handle=handle):
             submitted = _with_group(view, token, replace(view.groups[token], handle=handle))
@@ -587,12 +608,14 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
         )
     # A fit whose machines have trained had valid credentials and quota: it may have them again.
     has_trained = view.round_opened_slot >= 0
+    # The refusals of each offer are in `JournalView.market`.
+    is_final = event.is_final and group.offer is None
     return replace(
         refused,
         refusals=view.refusals + 1,
-        permanent_refusals=view.permanent_refusals + 1 if event.is_final and has_trained else 0,
+        permanent_refusals=view.permanent_refusals + 1 if is_final and has_trained else 0,
         last_refusal=event.reason,
-        final_refusal=event.reason if event.is_final and not has_trained else view.final_refusal,
+        final_refusal=event.reason if is_final and not has_trained else view.final_refusal,
     )
 
 

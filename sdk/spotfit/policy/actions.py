@@ -7,6 +7,7 @@ import msgspec
 from spotfit.core.ids import Token
 from spotfit.model.events import JournalEvent
 from spotfit.model.group import Role
+from spotfit.model.offer import Offer
 
 
 class AppendEvent(msgspec.Struct, frozen=True):
@@ -21,6 +22,8 @@ class RequestMachines(msgspec.Struct, frozen=True):
     num_workers: int
     reason: str
     role: Role = "train"
+    offer: Offer | None = None
+    """The offer to rent; None if the backend chooses."""
 
 
 class SubmitGroup(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import AgentCrash, FailureCause, NodeLost, ValidationStarted
 from spotfit.model.group import NodeState, Role, Unreachable, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus
+from spotfit.model.offer import Market
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
 from spotfit.policy.failure_detection import (
@@ -108,15 +109,17 @@ def is_last_attempt(state: LeaderState, token: Token, node: int) -> bool:
     return status is not None and status.is_last_attempt
 
 
-def requeueable_members(view: View, state: LeaderState) -> list[MemberStatus]:
-    """Return the `usable_members` whose machines the backend would restart, or never restarts.
+def staying_members(view: View, state: LeaderState) -> list[MemberStatus]:
+    """Return the `usable_members` whose machines need no replacement.
 
-    Excludes those on their last restart, see `is_last_attempt`.
+    Excludes those on their last restart, see `is_last_attempt`, and those of an offer that is not
+    chosen any more.
     """
     return [
         status
         for status in usable_members(view, state)
         if not is_last_attempt(state, status.member.token, status.member.node)
+        and not is_of_other_offer(view, status.member.token)
     ]
 
 
@@ -157,12 +160,15 @@ def missing_workers(view: View, state: LeaderState) -> int:
 
     The scheduler requests machines for up to that many workers; 0 or less means none. Machines of
     connected agents with a preemption notice, or on their last backend restart, do not count. For a
-    headless leader, to which no agent connects, those with a notice do not.
+    headless leader, to which no agent connects, those with a notice do not. In a run that chooses
+    its offers only machines of these count.
     """
+    if (choice := view.market.choice) is not None:
+        return sum(n for name, n in missing_by_offer(view, state) if name in choice.workers)
     if not state.is_headless:
         if view.is_capacity_released:
             return view.spec.max_workers  # the leader's own machine is released, too
-        joined = sum(status.member.slots for status in requeueable_members(view, state))
+        joined = sum(status.member.slots for status in staying_members(view, state))
         return view.spec.max_workers - joined - pending_slots(view, state)
     # A headless leader has no members: every node counts that is not lost and has no notice, or
     # that the backend will restart after its preemption.
@@ -173,6 +179,65 @@ def missing_workers(view: View, state: LeaderState) -> int:
         if one.agent in view.notices and not _is_requeued(state, one.token, one.node)
     }
     return view.spec.max_workers - _slots_without(view, leaving)
+
+
+def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
+    """Return the chosen offers that workers need machines of, with the number of these workers.
+
+    First those that the run is to have its machines from, then the standing request. Machines of
+    other offers do not count, so that those of a new choice start beside them.
+    """
+    choice = view.market.choice
+    if choice is None:
+        return []
+    wanted = dict(choice.workers)
+    if choice.standing_offer:
+        wanted.setdefault(choice.standing_offer, view.spec.max_workers)
+    missing = {
+        offer: workers - _slots_of_offer(view, state, offer) for offer, workers in wanted.items()
+    }
+    return [(offer, workers) for offer, workers in missing.items() if workers > 0]
+
+
+def _slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
+    """Worker slots of all machines of that offer that stay, connected or pending."""
+    tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
+    leaving = {
+        (status.member.token, status.member.node)
+        for status in state.members.values()
+        if status.member.agent in view.notices or status.member.agent in view.lost_agents
+    }
+    assignments = view.last_round.assignments if view.last_round else ()
+    if state.is_headless:
+        leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
+    return sum(
+        group.plan.slots_per_node
+        for token, group in view.groups.items()
+        if token in tokens
+        for node in group.active_nodes
+        if (token, node) not in leaving
+    )
+
+
+def is_of_other_offer(view: View, token: Token) -> bool:
+    """Whether the run is to have its machines from other offers than that of the group.
+
+    False while it waits: machines that still run are kept then.
+    """
+    choice, request = view.market.choice, view.market.requests.get(token)
+    if choice is None or not choice.workers or request is None:
+        return False
+    return request.offer not in choice.workers
+
+
+def offer_request_due_s(view: View, offer: str) -> float:
+    """Return when the offer may be requested again, as `JournalView.elapsed_s`; 0 for at once."""
+    record = view.market.record_of(offer)
+    if not record.refusals:
+        return 0.0
+    # The exponent is limited so that 2.0**refusals cannot overflow.
+    pause_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 10))
+    return record.refused_at_s + pause_s
 
 
 def _slots_without(
@@ -222,8 +287,9 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
     and the backend has restarted the lost machine as well, or the reverse. Until then, any of them
     may be the first to join.
     """
-    if state.is_headless or not state.requeues_itself or not _is_complete(view, state):
-        return []
+    unchosen = _unchosen_groups(view, state)
+    if unchosen or state.is_headless or not state.requeues_itself or not _is_complete(view, state):
+        return unchosen
     connected = {status.member.token for status in state.members.values()}
     return [
         token
@@ -235,9 +301,39 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
     ]
 
 
+def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
+    """Granted groups of offers that are not chosen: none of their agents is connected.
+
+    A request that only waits costs nothing, and is withdrawn at once; machines that start are
+    released once all workers have other machines.
+    """
+    choice = view.market.choice
+    if choice is None:
+        return []
+    connected = {status.member.token for status in state.members.values()}
+    assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
+    is_complete = bool(choice.workers) and not state.is_headless and _is_complete(view, state)
+    return [
+        token
+        for token, request in view.market.requests.items()
+        if request.offer not in (*choice.workers, choice.standing_offer)
+        and (group := view.groups.get(token)) is not None
+        and group.handle is not None
+        and group.active_nodes
+        and token not in connected | assigned
+        and (is_complete or _waits_for_machines(state, token))
+    ]
+
+
+def _waits_for_machines(state: LeaderState, token: Token) -> bool:
+    """Whether the backend reports that no machine of the group runs."""
+    status = state.group_statuses.get(token)
+    return status is not None and all(one.state is NodeState.WAITING for one in status.nodes)
+
+
 def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = None) -> bool:
     """Whether the connected machines that stay, other than `without`, hold `max_workers`."""
-    staying = requeueable_members(view, state)
+    staying = staying_members(view, state)
     slots = sum(one.member.slots for one in staying if one.member.agent != without)
     return slots >= view.spec.max_workers
 
@@ -299,9 +395,23 @@ def final_refusal_reason(view: View) -> str | None:
     At once before the first round of the fit: a wrong configuration must not wait. Afterwards the
     refusal must persist for ten minutes of requests; see `View.permanent_refusals`.
     """
+    if view.spec.cost.chooses_offers:
+        return _final_refusal_of_offers(view)
     if view.permanent_refusals > _MAX_PERMANENT_REFUSALS:
         return view.last_refusal
     return view.final_refusal
+
+
+def _final_refusal_of_offers(view: View) -> str | None:
+    """The reason of the last offer if each was refused for good, and no round was opened."""
+    cost = view.spec.cost
+    refusals = [
+        view.market.record_of(offer.name).final_refusal
+        for offer in cost.offers
+        if offer.price is not None and (offer.market is Market.SPOT or cost.uses_on_demand)
+    ]
+    has_trained = view.round_opened_slot >= 0
+    return refusals[-1] if refusals and all(refusals) and not has_trained else None
 
 
 def boot_failure_reason(view: View) -> str | None:
@@ -371,6 +481,8 @@ def _loss_while_connected(
             reason = _REPLACED
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
+        elif is_train and is_full and is_of_other_offer(view, token):
+            reason = "it was replaced by machines of another offer"
         elif is_train and _is_surplus_member(view, state, agent):
             reason = _NOT_NEEDED
     if reason is not None:

@@ -26,11 +26,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spotfit.core.units import format_seconds
 from spotfit.model.offer import Market
 from spotfit.policy.deadline import DeadlineState, MarketChoice, choose_market
 
 # Weight of the mean lifetime over all offers in that of one offer, in losses.
 _SHARED_WEIGHT_LOSSES = 2.0
+# Without a deadline: by how much cheaper an offer must be for a move to it.
+_MOVE_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,50 @@ def choose_offer(
     if now is not None and best != running:
         reason += f"; {_usd(offers[best])} instead of {_usd(now)}"
     return OfferChoice(best, reason)
+
+
+def choose_without_waiting(
+    offers: Sequence[OfferState], running: int | None, *, changeover_s: float
+) -> OfferChoice:
+    """Return the offer of a run that is to wait as little as possible, at the lowest price.
+
+    For runs without a deadline, or whose remaining training time is unknown. Spot machines, and
+    on-demand ones while spot is refused for longer than `changeover_s`, the time that they take to
+    start.
+    """
+    highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
+    cheap = _cheap_offers(offers, highest)
+    spot = choose_spot_offer(offers, running, among=cheap)
+    if spot.offer is not None and offers[spot.offer].refused_s is None:
+        return spot
+    refused_s = _shortest_refusal_s(offers[n] for n in cheap)
+    if running is None and refused_s is not None and refused_s < changeover_s:
+        reason = f"spot machines are refused for {format_seconds(refused_s)}"
+        return OfferChoice(None, reason)
+    on_demand = [n for n, one in enumerate(offers) if one.market is Market.ON_DEMAND]
+    best = min(on_demand, key=lambda n: (offers[n].refused_s is not None, offers[n].usd_per_hour))
+    return OfferChoice(best, "spot machines are refused" if cheap else "spot is not cheaper")
+
+
+def choose_spot_offer(
+    offers: Sequence[OfferState], running: int | None, *, among: Sequence[int] | None = None
+) -> OfferChoice:
+    """Return the cheapest of the spot offers `among` (all of them) that is not refused.
+
+    The offer that runs is kept unless another one costs a fifth less: a move is paid twice for the
+    time of its start. None if all are refused.
+    """
+    spot = [n for n, one in enumerate(offers) if one.market is Market.SPOT]
+    granted = [n for n in (spot if among is None else among) if offers[n].refused_s is None]
+    if not granted:
+        return OfferChoice(None, "spot machines are refused")
+    best = min(granted, key=lambda n: offers[n].usd_per_hour)
+    if running in granted:
+        assert running is not None
+        limit = (1 - _MOVE_SHARE) * offers[running].usd_per_hour
+        if offers[best].usd_per_hour > limit:
+            return OfferChoice(running, "the machines that run are not much dearer than others")
+    return OfferChoice(best, f"the cheapest spot machines cost {_usd(offers[best])}")
 
 
 def _affordable(

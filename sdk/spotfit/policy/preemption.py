@@ -33,9 +33,10 @@ from spotfit.model.view import View
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import (
     is_last_attempt,
+    is_of_other_offer,
     is_replaced,
     pending_slots,
-    requeueable_members,
+    staying_members,
     usable_members,
 )
 from spotfit.policy.failure_detection import is_missing
@@ -374,24 +375,28 @@ def close_after_preemption(
     return round_closed_by_failure(view, state, training.round)
 
 
-def leave_last_attempt_nodes(
+def replace_working_nodes(
     view: View, state: LeaderState, training: Training, now: float
 ) -> RoundClosed | Wait | None:
-    """Decide when a round ends to replace machines that their backend would not restart again.
+    """Decide when a round ends to replace machines that still work.
 
-    The end comes directly after a commit, so that no step is lost, with the cause RESIZE; before
-    that a `Wait`. Returns None if no assigned machine is on its last restart, or if not enough
+    Those that their backend would not restart again, and those of an offer that is not chosen any
+    more. The end comes directly after a commit, so that no step is lost, with the cause RESIZE;
+    before that a `Wait`. Returns None if no assigned machine is to be replaced, or if not enough
     other machines are ready. `now` is the leader's `Clock.now()` in seconds. Called by the
     scheduler.
     """
     last = [
         one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)
     ]
-    slots = sum(one.member.slots for one in requeueable_members(view, state) if one.is_warm)
-    if not last or slots < training.round.world_size:
+    other = [one for one in training.round.assignments if is_of_other_offer(view, one.token)]
+    slots = sum(one.member.slots for one in staying_members(view, state) if one.is_warm)
+    if not (last or other) or slots < training.round.world_size:
         return None
     names = ", ".join(assignment.machine_name for assignment in last)
     reason = f"the backend would not restart {names} again"
+    if other and view.market.choice is not None:
+        reason = f"moving to {', '.join(view.market.choice.workers)}"
     if not _is_commit_fresh(view, training, now):
         return Wait(now + _COMMIT_POLL_S, f"{reason}; replacing after the next commit")
     return RoundClosed(
@@ -399,6 +404,18 @@ def leave_last_attempt_nodes(
         cause=FailureCause.RESIZE,
         reason=f"{reason}; replacement ready",
     )
+
+
+def is_move_ready(view: View, state: LeaderState) -> bool:
+    """Whether all workers of the open round could move to machines of another offer at once.
+
+    The leader then asks the workers to save: `replace_working_nodes` ends the round after that.
+    """
+    if view.round is None:
+        return False
+    slots = sum(one.member.slots for one in staying_members(view, state) if one.is_warm)
+    is_moving = any(is_of_other_offer(view, one.token) for one in view.round.assignments)
+    return is_moving and slots >= view.round.world_size
 
 
 def resize_group(

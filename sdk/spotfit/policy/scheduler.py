@@ -46,6 +46,7 @@ from spotfit.policy import (
     capacity,
     election,
     failure_detection,
+    machine_choice,
     partial_capacity,
     preemption,
     retention,
@@ -65,7 +66,7 @@ from spotfit.policy.actions import (
 from spotfit.policy.capacity import (
     next_request_at,
     pending_slots,
-    requeueable_members,
+    staying_members,
     usable_members,
 )
 from spotfit.policy.recovery import plan_memory_recovery
@@ -137,6 +138,7 @@ def _end_at_once(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
                     reason=view.cancel_reason,
                     metrics=state.latest_metrics,
                     is_time_budget=view.is_time_budget_used,
+                    is_cost_budget=view.is_cost_budget_used,
                 )
             )
         else:
@@ -211,6 +213,7 @@ def _record_notices_and_commits(
                 reason=ready.reason,
                 custom_folder=ready.custom_folder,
                 manifests_digest=ready.manifests_digest,
+                progress=ready.progress,
             )
         )
 
@@ -242,6 +245,9 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     former_missing = former is not None and former not in {*state.members, *view.lost_agents}
     if state.disconnected_since or former_missing:
         yield Wait(now + _AGENT_POLL_S, "waiting for disconnected agents")
+    if view.spec.cost.chooses_offers:
+        yield from _request_chosen_offers(view, state, now)
+        return
     missing = capacity.missing_workers(view, state)
     # After a final refusal the run continues with the machines it has. One that has trained keeps
     # asking: it may need the machines after a later loss.
@@ -257,6 +263,37 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
     else:
         reason = f"{missing} of {view.spec.max_workers} workers need a machine"
         yield RequestMachines(capacity.workers_to_request(view, missing), reason)
+
+
+def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    is_over = _is_training_over(view) or retry_budget.fit_ended_by_failed_starts(view) is not None
+    if is_over:
+        return
+    by_name = {offer.name: offer for offer in view.spec.cost.offers}
+    for name, missing in capacity.missing_by_offer(view, state):
+        # A new leader pauses as well: the time of the refusal is in the journal.
+        pause_s = capacity.offer_request_due_s(view, name) - state.elapsed_s
+        if pause_s > 0:
+            refusals = view.market.record_of(name).refusals
+            yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
+        else:
+            reason = f"{missing} of {view.spec.max_workers} workers need a machine of {name}"
+            yield RequestMachines(missing, reason, offer=by_name[name])
+
+
+def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if _is_training_over(view):
+        return
+    chosen = machine_choice.choose_machines(view, state, now)
+    if chosen is None:
+        return
+    before = view.market.choice
+    if before is None or (before.workers, before.standing_offer) != (
+        chosen.workers,
+        chosen.standing_offer,
+    ):
+        yield AppendEvent(chosen)
+    yield Wait(now + machine_choice.LOOK_S, f"the choice of machines: {chosen.reason}")
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -343,7 +380,7 @@ def _interrupt_round(
         preemption.close_after_preemption,
         failure_detection.close_unstarted_round,
         preemption.replace_preempted_nodes,
-        preemption.leave_last_attempt_nodes,
+        preemption.replace_working_nodes,
         preemption.resize_group,
     ):
         decision = rule(view, state, training, now)
@@ -393,7 +430,7 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
     """
     if view.round is not None or state.is_headless:
         return
-    staying = capacity.requeueable_members(view, state) or capacity.usable_members(view, state)
+    staying = capacity.staying_members(view, state) or capacity.usable_members(view, state)
     # The longest connected agent is the most likely one to be in good health.
     successors = sorted(staying, key=lambda status: (status.joined_at, status.member.agent))
     reason = ""
@@ -401,8 +438,11 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
         reason = "the previous leader's node has a preemption notice"
     elif (own := state.members.get(state.agent_id)) is not None:
         is_last = capacity.is_last_attempt(state, own.member.token, own.member.node)
-        if is_last and capacity.requeueable_members(view, state):
+        has_successor = bool(capacity.staying_members(view, state))
+        if is_last and has_successor:
             reason = "the backend would not restart the previous leader's node again"
+        elif has_successor and capacity.is_of_other_offer(view, own.member.token):
+            reason = "the run moves to machines of another offer"
     if reason and successors:
         yield AppendEvent(election.handover(view, successors[0].member, reason=reason))
         return
@@ -553,6 +593,8 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _record_function_start,
     _end_over_failure_budget,
     validation_schedule.end_after_validations,
+    # Before _replace_lost_nodes, which requests machines of the chosen offers.
+    _choose_machines,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.
     _replace_lost_nodes,
     validation_schedule.remove_unusable_validators,
@@ -613,7 +655,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
         reason = f"slots for {slots} of {view.spec.max_workers} workers; more machines are booting"
         return Wait(fill_timeout_at, reason)
     # Prefer machines that the backend would restart, if they suffice for a full round.
-    requeueable = requeueable_members(view, state)
+    requeueable = staying_members(view, state)
     if sum(status.member.slots for status in requeueable) >= view.spec.max_workers:
         members = requeueable
     return _form_round(view, members)

@@ -34,6 +34,7 @@ MAX_WORKER_FRAME_BYTES = MAX_FRAME_BYTES - 2**20
 # The limits of what user code can send by another way than the functions of spotfit. The integers
 # fit into a JSON number of any language.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 ShortText = Annotated[str, msgspec.Meta(max_length=1_000)]
 LongText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Payload = Annotated[bytes, msgspec.Meta(max_length=12 * 2**20)]
@@ -101,6 +102,8 @@ class FilesReport(msgspec.Struct, frozen=True, kw_only=True, tag="files_report")
     """For a snapshot, the number of training steps it contains."""
     reason: LongText = ""
     """Why a Checkpointer saves now; empty for `report()`."""
+    progress: Share | None = None
+    """The share of the training that is done; None if unknown."""
 
 
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_report"):
@@ -119,6 +122,8 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot_re
     """The number of training steps it contains."""
     reason: LongText = ""
     """Why the Checkpointer saves now."""
+    progress: Share | None = None
+    """As in `FilesReport`."""
     at_end: bool = False
     """Whether it was taken after the training function had returned.
 

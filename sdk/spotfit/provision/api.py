@@ -63,6 +63,9 @@ class Traits:
     mean_lifetime_s: float = MarketPrior().mean_lifetime_s
     """Prior of the mean time until a preemption. Has the weight of one preemption that the run
     observed itself."""
+    start_time_s: float = 600.0
+    """Prior of the time from a request for machines to the first training step: the boot of the
+    machine, its image, and the start of workers."""
     requeues_itself: bool = False
     """The backend restarts the agent of a lost machine without a new `submit`."""
     releases_on_agent_exit: bool = True

@@ -67,6 +67,11 @@ class LocalStore:
         with self._translate_errors(key, is_read=True):
             return self._object_path(key).read_bytes()
 
+    def written_at_ms(self, key: str) -> int:
+        """Return when the file was written, by the file server's clock in ms since 1970."""
+        with self._translate_errors(key, is_read=True):
+            return self._object_path(key).stat().st_mtime_ns // 1_000_000
+
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._translate_errors(key, is_read=True), self._object_path(key).open("rb") as file:
             file.seek(start)

@@ -81,6 +81,11 @@ class ObjectStore:
         """
         return self._call_with_retries(key, lambda client: client.get(key).bytes().to_bytes())
 
+    def written_at_ms(self, key: str) -> int:
+        """Return when the object was written, by the bucket's clock in ms since 1970."""
+        meta = self._call_with_retries(key, lambda client: client.head(key))
+        return round(meta["last_modified"].timestamp() * 1000)
+
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of the object, `b""` beyond its end; see `Store.get_range`.
 

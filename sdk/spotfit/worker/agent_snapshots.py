@@ -70,6 +70,8 @@ class SnapshotSession(Protocol):
     """The number of reports made in this round."""
     files_report_count: int
     """How many of them brought files."""
+    progress: float | None
+    """The share of the training that is done; None if unknown."""
 
     def allocate_report_index(self) -> int:
         """Return the index of this worker's next report in the round, from 0, and count it."""
@@ -132,6 +134,10 @@ class AgentSnapshotChannel:
         on_disk = Path(self._start.scratch_dir, "segments")
         return [Path(self._start.segment_dir), on_disk] if self._start.segment_dir else [on_disk]
 
+    def record_progress(self, progress: float) -> None:
+        """Send the share of the training that is done with the following reports of this rank."""
+        self._session.progress = progress
+
     def new_segment_path(self, directory: Path) -> Path:
         """Return an unused path in `directory`, such as `3-0-1.segment`: round, rank, counter."""
         # Round and rank keep the paths apart: segments of the last round may still be uploaded.
@@ -156,6 +162,7 @@ class AgentSnapshotChannel:
                 segment=str(segment),
                 step=step,
                 reason=reason,
+                progress=self._session.progress,
             )
         )
         return n

@@ -78,6 +78,9 @@ class LocalSnapshotChannel:
         """
         return [self._root / "segments"]
 
+    def record_progress(self, progress: float) -> None:
+        """Do nothing: no machines are rented that depend on it."""
+
     def new_segment_path(self, directory: Path) -> Path:
         """Return an unused path for a segment in `directory`, such as `0-1.segment`.
 

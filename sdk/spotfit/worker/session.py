@@ -146,6 +146,7 @@ class Session:
         self.report_count = 0
         """The number of reports made in this round."""
         self.files_report_count = 0
+        self.progress: float | None = None
         """How many of them brought files; snapshots of a Checkpointer do not count."""
         self._collective_counts: Counter[str] = Counter()
         self._inbox = Inbox(connection, self._on_message, self._clock)
@@ -506,6 +507,7 @@ class Session:
                 checkpoint_dir_name=name,
                 blocks_training=_is_main_thread(),
                 validation=report.validation,
+                progress=self.progress,
                 managed_upload=report.upload_fn is None
                 and report.upload_mode is not CheckpointUploadMode.NO_UPLOAD,
             )

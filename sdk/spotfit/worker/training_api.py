@@ -299,6 +299,8 @@ def report(
     delete_local_checkpoint_after_upload: bool | None = None,  # noqa: FBT001 - as in Ray Train
     checkpoint_upload_fn: UploadFn | None = None,
     validation: bool | ValidationTaskConfig = False,  # noqa: FBT001, FBT002 - as in Ray Train
+    *,
+    progress: float | None = None,
 ) -> None:
     """Report metrics of this worker and, optionally, a checkpoint, from the training function.
 
@@ -321,12 +323,16 @@ def report(
         validation: Whether to validate the checkpoint with the trainer's `validation_config`, in
             the background; a `ValidationTaskConfig` adds arguments and a timeout. The value of the
             first rank that has files is used.
+        progress: The share of the training that is done, from 0 to 1. A run with a deadline
+            computes from it how long the training still takes.
 
     Raises `SessionMisuseError` outside of a training function, `ConfigError` (a ValueError) for
     invalid arguments, and `CollectiveTimeoutError` or `SessionMisuseError` if another rank does not
     report. In local mode nothing is uploaded: metrics and checkpoint are only kept for the result.
     """
     session = require_session("spotfit.report")
+    if progress is not None:
+        session.snapshot_channel.record_progress(_check_progress(progress))
     request = _to_validation_request(validation)
     # Names are checked here: an invalid one must raise before other ranks wait for this report.
     if checkpoint is None and request is None:
@@ -361,6 +367,16 @@ def report(
             validation=request,
         ),
     )
+
+
+def _check_progress(progress: Any) -> float:
+    is_number = isinstance(progress, (int, float)) and not isinstance(progress, bool)
+    if not is_number or not 0 <= progress <= 1:
+        raise ConfigError(
+            f"report(progress={progress!r}): progress must be a number from 0 to 1.",
+            do="Pass the share of the training that is done, such as step / total_steps.",
+        )
+    return float(progress)
 
 
 def get_checkpoint() -> Checkpoint | None:

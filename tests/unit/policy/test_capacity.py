@@ -24,7 +24,7 @@ from spotfit.policy.capacity import (
     network_in_use,
     next_request_at,
     pending_slots,
-    requeueable_members,
+    staying_members,
     surplus_groups,
     usable_members,
     with_crash,
@@ -704,7 +704,7 @@ def test_a_machine_on_its_last_attempt_is_replaced_while_it_works() -> None:
     observations = a_leader_state(group_statuses={TOKEN: a_final_group_status(1)})
     assert usable(a_view(), observations) == [an_agent_id(0), an_agent_id(1)]
     assert [
-        member_status.member.agent for member_status in requeueable_members(a_view(), observations)
+        member_status.member.agent for member_status in staying_members(a_view(), observations)
     ] == [an_agent_id(0)]
     assert missing_workers(a_view(), observations) == 1
     request = a_view(groups={TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)})

@@ -23,7 +23,7 @@ from spotfit.policy.preemption import (
     PreDeadlineState,
     close_after_preemption,
     decide_final_save,
-    leave_last_attempt_nodes,
+    replace_working_nodes,
     may_continue_without,
     replace_preempted_nodes,
     resize_group,
@@ -634,7 +634,7 @@ def test_without_time_no_save_starts(speed: float) -> None:
 
 
 def decide_last_attempt(view: View, state: LeaderState, now: float) -> RoundClosed | Wait | None:
-    return leave_last_attempt_nodes(view, state, training_of(view, state), now)
+    return replace_working_nodes(view, state, training_of(view, state), now)
 
 
 GROUPS = {TOKEN: a_group(), SPARE: a_group(token=SPARE, nodes=1)}

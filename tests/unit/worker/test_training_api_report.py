@@ -56,6 +56,7 @@ def test_parameters_have_the_order_of_ray_train() -> None:
         "delete_local_checkpoint_after_upload",
         "checkpoint_upload_fn",
         "validation",
+        "progress",  # keyword only
     ]
     assert list(inspect.signature(get_all_reported_checkpoints).parameters) == [
         "consistency_mode",

@@ -151,6 +151,7 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
         save_at_end: bool = True,
+        total_steps: int | None = None,
     ) -> None:
         """Collective: all ranks must create their Checkpointer.
 
@@ -164,11 +165,13 @@ class Checkpointer:
         "at_notice", or a list of these. "auto" balances the cost of saving against the expected
         loss. `max_overhead` limits the fraction of the time that "auto" uses; without it that is
         limited to 3.5 % until the first loss. `save_at_end` says whether the last steps are saved
-        when the training function has returned; a rank does not wait for others then. Raises
-        `ConfigError`.
+        when the training function has returned; a rank does not wait for others then.
+        `total_steps` is the number of steps of the complete training: a run with a deadline
+        computes from it how long the training still takes. Raises `ConfigError`.
         """
         session = require_session("spotfit.torch.Checkpointer")
         trigger = parse_save_trigger(every, max_overhead=max_overhead)
+        self._total_steps = _check_total_steps(total_steps)
         from spotfit.torch.checkpoint.arguments import CheckpointerArguments
         from spotfit.torch.checkpoint.save_plan import SavePlanCache
 
@@ -335,6 +338,8 @@ class Checkpointer:
         self._save_count += 1
         self._save_scheduler.record_snapshot(self.steps)
         self._saved_step = self.steps
+        if self._total_steps is not None:
+            self._channel.record_progress(min(1.0, self.steps / self._total_steps))
         slot = self._free_slot()
         started_at = self._clock.now()
         # The other ranks' parts of the checkpoint wait for this rank: on errors it must skip.
@@ -617,6 +622,17 @@ def _reject_rank_bound_state(
             do="Set num_workers to one number, or use extra={…} for state that all ranks share "
             "and shard one dataset with prepare_data_loader or a DistributedSampler.",
         )
+
+
+def _check_total_steps(total_steps: Any) -> int | None:
+    is_number = isinstance(total_steps, int) and not isinstance(total_steps, bool)
+    if total_steps is not None and (not is_number or total_steps < 1):
+        raise ConfigError(
+            f"Checkpointer(total_steps={total_steps!r}): total_steps must be an integer of at "
+            "least 1.",
+            do="Pass the number of steps of the complete training, or omit total_steps.",
+        )
+    return None if total_steps is None else int(total_steps)
 
 
 def _training_state_of(arguments: CheckpointerArguments) -> TrainingState:

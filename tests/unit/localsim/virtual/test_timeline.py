@@ -19,6 +19,7 @@ from spotfit.model.events import (
     GroupWaiting,
     JournalEvent,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     PreemptionNoticed,
     RoundClosed,
@@ -124,6 +125,7 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
         TrainingEnded(fit_end=FitEnded(outcome="finished", reason="all")),
         "training ended: finished all",
     ),
+    (MachinesChosen(workers={"spot": 2}, reason="cheap"), "machines chosen: {'spot': 2}"),
     (CancelRequested(reason="enough"), "enough"),
     (FitEnded(outcome="failed", reason="why not"), "failed why not"),
 )

@@ -1,0 +1,308 @@
+"""The invariants of what a run rents and pays, as functions of the record of a simulation.
+
+    find_missed_deadline    the deadline is kept if on-demand machines arrive in time
+    find_exceeded_budget    the cost is never above the budget plus the stated margin
+    find_unused_machines    at most one set of other machines beside those that train, and not long
+    find_early_stops        machines are exchanged by starting the new ones first
+
+Each returns the first violation, or None. `CostRecord` has the exact times and prices of the cloud,
+which no process of the run knows. All times are seconds of virtual time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from dataclasses import replace as with_
+
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    FailureCause,
+    FitEnded,
+    GroupsReleased,
+    JournalEntry,
+    NodeLost,
+    RoundClosed,
+    RoundOpened,
+    TrainingEnded,
+    TrainingFunctionStarted,
+)
+from spotfit.model.offer import Market
+from spotfit.model.spec import CostSpec
+from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
+
+TimedEntry = tuple[float, JournalEntry]
+"""When a journal entry was written, and the entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One round of the training."""
+
+    number: int
+    machines: frozenset[tuple[Token, int]]
+    """Token and node index of its machines."""
+    opened_at_s: float
+    trains_from_s: float | None = None
+    """When all ranks had started the training function; None if they have not."""
+    closed_at_s: float | None = None
+    cause: FailureCause | None = None
+
+    def has(self, machine: MachineRecord) -> bool:
+        """Whether the machine takes part in the round."""
+        return (machine.token, machine.node) in self.machines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRecord:
+    """What a run has rented and done until `ended_at_s`."""
+
+    cost: CostSpec = CostSpec()
+    machines: tuple[MachineRecord, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
+    released_at_s: tuple[tuple[Token, float], ...] = ()
+    """When the run decided to release each group, or a machine of it."""
+    finished_at_s: float | None = None
+    """When the result of the finished training was recorded; None if it did not finish."""
+    billed_usd: tuple[tuple[str, float], ...] = ()
+    """Cost by offer."""
+    ended_at_s: float = 0.0
+    """The end of the simulation."""
+
+    @property
+    def total_usd(self) -> float:
+        """The cost of all machines."""
+        return sum(usd for _, usd in self.billed_usd)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The deadline in virtual time; None without one."""
+        return None if self.cost.deadline_ms is None else self.cost.deadline_ms / 1000
+
+    def is_lost(self, machine: MachineRecord) -> bool:
+        """Whether the machine ended although the run had neither finished nor released it."""
+        ended_s = machine.ended_at_s
+        if ended_s is None or (self.finished_at_s is not None and ended_s >= self.finished_at_s):
+            return False
+        released = [at_s for token, at_s in self.released_at_s if token == machine.token]
+        return not any(at_s <= ended_s for at_s in released)
+
+
+def read_rounds(entries: Iterable[TimedEntry]) -> tuple[RoundRecord, ...]:
+    """Return the rounds that the entries contain, in order."""
+    rounds: dict[int, RoundRecord] = {}
+    for at_s, entry in entries:
+        match entry.event:
+            case RoundOpened(round=opened):
+                machines = frozenset((one.token, one.node) for one in opened.assignments)
+                rounds[opened.number] = RoundRecord(
+                    number=opened.number, machines=machines, opened_at_s=at_s
+                )
+            case TrainingFunctionStarted(round_number=number):
+                rounds[number] = with_(rounds[number], trains_from_s=at_s)
+            case RoundClosed(round_number=number, cause=cause):
+                rounds[number] = with_(rounds[number], closed_at_s=at_s, cause=cause)
+    return tuple(rounds.values())
+
+
+def read_releases(entries: Iterable[TimedEntry]) -> tuple[tuple[Token, float], ...]:
+    """Return the groups that the run decided to release, completely or in part, with the time."""
+    releases: list[tuple[Token, float]] = []
+    for at_s, entry in entries:
+        match entry.event:
+            case GroupsReleased(token=token, other_tokens=others):
+                releases += ((one, at_s) for one in (token, *others))
+            case NodeLost(token=token, is_unused=True):
+                releases.append((token, at_s))
+    return tuple(releases)
+
+
+def read_finish(entries: Iterable[TimedEntry]) -> float | None:
+    """Return when the training was recorded as finished; None if it was not."""
+    for at_s, entry in entries:
+        event = entry.event.fit_end if isinstance(entry.event, TrainingEnded) else entry.event
+        if isinstance(event, FitEnded) and event.outcome == "finished":
+            return at_s
+    return None
+
+
+# --- deadline -------------------------------------------------------------------------------------
+
+
+def find_missed_deadline(
+    record: CostRecord, *, arrival_s: float, changeover_s: float
+) -> str | None:
+    """A deadline that was missed although nothing excuses it, see `deadline_excuses`."""
+    deadline_s = record.deadline_s
+    if deadline_s is None or deadline_excuses(
+        record, arrival_s=arrival_s, changeover_s=changeover_s
+    ):
+        return None
+    if record.finished_at_s is None:
+        is_over = record.ended_at_s > deadline_s
+        return f"not finished at the deadline of {deadline_s:.0f} s" if is_over else None
+    late_s = record.finished_at_s - deadline_s
+    return f"finished {late_s:.0f} s after the deadline" if late_s > 0 else None
+
+
+def deadline_excuses(
+    record: CostRecord, *, arrival_s: float, changeover_s: float
+) -> tuple[str, ...]:
+    """Return why the deadline is not guaranteed; empty if it is.
+
+    On-demand machines must not be refused or lost, and must be up `arrival_s` after their request.
+    The deadline must leave the time of the training and of one changeover.
+    """
+    return tuple(_deadline_excuses(record, arrival_s=arrival_s, changeover_s=changeover_s))
+
+
+def _deadline_excuses(
+    record: CostRecord, *, arrival_s: float, changeover_s: float
+) -> Iterator[str]:
+    needed_s = (record.cost.training_time_s or 0.0) + changeover_s
+    if record.deadline_s is not None and record.deadline_s < needed_s:
+        yield f"the training and a changeover take {needed_s:.0f} s"
+    if not record.cost.uses_on_demand:
+        yield "on-demand machines are not permitted"
+    for request in record.requests:
+        if request.market is not Market.ON_DEMAND:
+            continue
+        if request.refusal:
+            yield f"{request.token} was refused: {request.refusal}"
+            continue
+        # A machine that is released while it boots does not count as late.
+        machines = [one for one in record.machines if one.token == request.token]
+        late = [one for one in machines if _is_late(one, request.at_s + arrival_s)]
+        is_unbilled = len(machines) < request.num_nodes
+        has_release = any(token == request.token for token, _ in record.released_at_s)
+        if late or (is_unbilled and not has_release):
+            yield f"machines of {request.token} were not up within {arrival_s:.0f} s"
+    for machine in record.machines:
+        if machine.market is Market.ON_DEMAND and record.is_lost(machine):
+            yield f"{machine.name} was lost: {machine.reason}"
+
+
+def _is_late(machine: MachineRecord, latest_s: float) -> bool:
+    if machine.up_at_s is not None:
+        return machine.up_at_s > latest_s
+    return machine.ended_at_s is None or machine.ended_at_s > latest_s
+
+
+# --- budget ---------------------------------------------------------------------------------------
+
+
+def find_exceeded_budget(record: CostRecord, *, margin_usd: float) -> str | None:
+    """A cost above the budget plus the margin that was stated to the user."""
+    budget_usd = record.cost.budget_usd
+    if budget_usd is None or record.total_usd <= budget_usd + margin_usd:
+        return None
+    return f"${record.total_usd:.2f} were billed; the budget is ${budget_usd:.2f}"
+
+
+# --- machines beside those that train ---------------------------------------------------------------
+
+
+def find_unused_machines(
+    record: CostRecord, *, set_size: int, unused_s: float, settle_s: float
+) -> str | None:
+    """Machines that are paid for beside those of the open round without need.
+
+    While a round trains there is at most one set of `set_size` machines of one other offer; after
+    `settle_s` the others must be released. No machine that is up waits longer than `unused_s` for a
+    round that includes it.
+    """
+    unused = (_unused_machine(record, machine, unused_s) for machine in record.machines)
+    first = next(filter(None, unused), None)
+    return first or _too_many_beside(record, set_size=set_size, settle_s=settle_s)
+
+
+def _unused_machine(record: CostRecord, machine: MachineRecord, unused_s: float) -> str | None:
+    if machine.up_at_s is None:
+        return None
+    ended_s = record.ended_at_s if machine.ended_at_s is None else machine.ended_at_s
+    since_s: float | None = None
+    for one in record.rounds:
+        begin_s, end_s = _training_span(record, one)
+        begin_s, end_s = max(begin_s, machine.up_at_s), min(end_s, ended_s)
+        if one.has(machine):
+            since_s = None
+        elif begin_s < end_s:
+            since_s = begin_s if since_s is None else since_s
+            if end_s - since_s > unused_s:
+                return f"{machine.name} was unused for more than {unused_s:.0f} s"
+    return None
+
+
+def _training_span(record: CostRecord, one: RoundRecord) -> tuple[float, float]:
+    """The start and the end of the training in the round, which are equal if there was none."""
+    end_s = record.ended_at_s if one.closed_at_s is None else one.closed_at_s
+    return (end_s if one.trains_from_s is None else one.trains_from_s), end_s
+
+
+def _too_many_beside(record: CostRecord, *, set_size: int, settle_s: float) -> str | None:
+    for one in record.rounds:
+        begin_s, end_s = _training_span(record, one)
+        others = [machine for machine in record.machines if not one.has(machine)]
+        times = {begin_s, end_s}
+        for machine in others:
+            times |= {machine.billed_from_s, machine.ended_at_s or record.ended_at_s}
+        since_s: float | None = None
+        for at_s, until_s in itertools.pairwise(sorted(t for t in times if begin_s <= t <= end_s)):
+            beside = [machine for machine in others if machine.is_billed_at(at_s)]
+            offers = sorted({machine.offer for machine in beside})
+            if len(beside) <= set_size and len(offers) <= 1:
+                since_s = None
+                continue
+            since_s = at_s if since_s is None else since_s
+            if until_s - since_s > settle_s:
+                return (
+                    f"{len(beside)} machines of {', '.join(offers)} beside round {one.number} "
+                    f"for more than {settle_s:.0f} s"
+                )
+    return None
+
+
+# --- changes ----------------------------------------------------------------------------------------
+
+
+def find_early_stops(record: CostRecord, *, restart_s: float) -> str | None:
+    """A change of machines, without any loss, that stopped the training for too long.
+
+    The next round must train `restart_s` after the last one was closed. A group of an open round
+    must not be released while another round is to follow.
+    """
+    offers = {machine.token: machine.offer for machine in record.machines}
+    for before, after in itertools.pairwise(record.rounds):
+        closed_s = before.closed_at_s
+        if closed_s is None or _has_loss(record, before):
+            continue
+        for token, at_s in record.released_at_s:
+            if before.opened_at_s < at_s < closed_s and token in dict(before.machines):
+                return f"{token} was released while round {before.number} trained with it"
+        is_same = {offers.get(token) for token, _ in before.machines} == {
+            offers.get(token) for token, _ in after.machines
+        }
+        if is_same or before.cause is not FailureCause.RESIZE or after.trains_from_s is None:
+            continue
+        gap_s = after.trains_from_s - closed_s
+        if gap_s > restart_s:
+            return f"no training for {gap_s:.0f} s before round {after.number}"
+    return None
+
+
+def _has_loss(record: CostRecord, one: RoundRecord) -> bool:
+    """Whether a machine of the round was lost, or had a notice, before it was closed."""
+    closed_s = one.closed_at_s
+    assert closed_s is not None
+    return any(
+        (machine.noticed_at_s is not None and machine.noticed_at_s <= closed_s)
+        or (
+            record.is_lost(machine)
+            and machine.ended_at_s is not None
+            and machine.ended_at_s <= closed_s
+        )
+        for machine in record.machines
+        if one.has(machine)
+    )

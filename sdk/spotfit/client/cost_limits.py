@@ -1,0 +1,189 @@
+"""Deadline, budget and fallback of a run: checks with figures before anything is rented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from spotfit.client.run_config import RunConfig
+from spotfit.core.errors import ConfigError
+from spotfit.core.units import format_seconds
+from spotfit.host import log
+from spotfit.model.offer import Market, Offer
+from spotfit.model.spec import CostSpec
+from spotfit.policy.machine_choice import LOOK_S
+from spotfit.provision.api import Traits
+from spotfit.provision.offers import OfferListing
+
+
+class OfferPlan(NamedTuple):
+    """An offer with a known price, and how many machines of it all workers need."""
+
+    offer: Offer
+    machines: int
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of all machines; the offer must have a known one."""
+        assert self.offer.price is not None
+        return self.offer.price.usd_per_hour * self.machines
+
+
+@dataclass(frozen=True)
+class CostLimits:
+    """The limits of `RunConfig`, relative to the present."""
+
+    deadline_s: float | None
+    """Time until the deadline; None without one."""
+    budget_usd: float | None
+    uses_on_demand: bool
+    training_time_s: float | None
+    start_time_s: float
+    """Time from a request for machines to the first step."""
+    lifetime_s: float
+    """Expected lifetime of spot machines, all together."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the leader must choose offers, so that their prices are needed."""
+        has_limit = self.deadline_s is not None or self.budget_usd is not None
+        return has_limit or self.uses_on_demand
+
+    @property
+    def changeover_s(self) -> float:
+        """Time from a loss of machines to progress on others, including decisions."""
+        return self.start_time_s + 2 * LOOK_S
+
+
+def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
+    """Return the limits of `run` at `now_ms`, the storage's time in ms since 1970."""
+    deadline_s = None
+    if isinstance(run.deadline, timedelta):
+        deadline_s = run.deadline.total_seconds()
+    elif isinstance(run.deadline, datetime):
+        deadline_s = run.deadline.timestamp() - now_ms / 1000
+    assert run.training_time_s is None or isinstance(run.training_time_s, float)
+    fallback = run.fallback or ("never" if deadline_s is None else "on_demand")
+    return CostLimits(
+        deadline_s=deadline_s,
+        budget_usd=run.budget_usd,
+        uses_on_demand=fallback == "on_demand",
+        training_time_s=run.training_time_s,
+        start_time_s=traits.start_time_s,
+        lifetime_s=traits.mean_lifetime_s,
+    )
+
+
+def check_limits(
+    limits: CostLimits, plans: list[OfferPlan], listing: OfferListing, *, backend: str
+) -> Iterator[ConfigError]:
+    """Yield an error for each contradiction between the limits and what the backend offers."""
+    spot = [one for one in plans if one.offer.market is Market.SPOT]
+    on_demand = [one for one in plans if one.offer.market is Market.ON_DEMAND]
+    if not (spot or (on_demand and limits.uses_on_demand)):
+        yield _unknown_prices(listing, backend, "any offer that this run may use")
+        return
+    if limits.uses_on_demand and not on_demand:
+        yield _unknown_prices(listing, backend, "on-demand machines, to which the run falls back")
+        return
+    yield from _check_deadline(limits)
+    if limits.training_time_s is None:
+        if limits.deadline_s is not None:
+            log.warning(
+                "deadline.unknown_training_time",
+                reason="the deadline is not guaranteed before the progress was measured",
+                do="set RunConfig(training_time_s=...), and pass total_steps to the Checkpointer "
+                "or progress to report()",
+            )
+        return
+    yield from _check_budget(limits, spot, on_demand)
+
+
+def _unknown_prices(listing: OfferListing, backend: str, what: str) -> ConfigError:
+    remarks = " ".join(listing.remarks)
+    return ConfigError(
+        f"RunConfig(deadline=, budget_usd=, fallback=) needs the price of {what}; the backend "
+        f"{backend!r} has none. {remarks}".rstrip(),
+        do="Give prices with the option prices of the backend, permit it to read them, or list "
+        "the on-demand machines in its options.",
+    )
+
+
+def _check_deadline(limits: CostLimits) -> Iterator[ConfigError]:
+    if limits.deadline_s is None:
+        return
+    work_s = limits.training_time_s or 0.0
+    earliest_s = work_s + limits.changeover_s
+    if limits.deadline_s >= earliest_s:
+        return
+    left = format_seconds(max(0.0, limits.deadline_s))
+    needed = f"the start of machines takes {format_seconds(limits.changeover_s)}"
+    if limits.training_time_s is not None:
+        needed = f"the training takes {format_seconds(work_s)}, and {needed}"
+    yield ConfigError(
+        f"RunConfig(deadline=...) is in {left}: {needed}. The deadline cannot be kept.",
+        do=f"Set a deadline of at least {format_seconds(earliest_s)}, or use more workers.",
+    )
+
+
+def _check_budget(
+    limits: CostLimits, spot: list[OfferPlan], on_demand: list[OfferPlan]
+) -> Iterator[ConfigError]:
+    budget_usd, work_s = limits.budget_usd, limits.training_time_s
+    if budget_usd is None or work_s is None:
+        return
+    expected_usd = expected_cost_usd(limits, spot, on_demand)
+    if limits.deadline_s is not None and limits.uses_on_demand:
+        worst_usd = worst_cost_usd(limits, on_demand)
+        if worst_usd > budget_usd:
+            yield ConfigError(
+                f"The deadline cannot be guaranteed for ${budget_usd:.2f}: worst case "
+                f"${worst_usd:.2f}, expected ${expected_usd:.2f}.",
+                do=f"Set budget_usd={worst_usd:.2f} or more; or RunConfig(fallback='never'), which "
+                "keeps the budget and does not guarantee the deadline.",
+            )
+            return
+    if expected_usd > budget_usd:
+        yield ConfigError(
+            f"The training is expected to cost ${expected_usd:.2f}, more than budget_usd="
+            f"{budget_usd:.2f}.",
+            do="Set a larger budget, or choose cheaper machines.",
+        )
+
+
+def worst_cost_usd(limits: CostLimits, on_demand: list[OfferPlan]) -> float:
+    """Return the cost if on-demand machines do all the work, after one start without progress."""
+    assert limits.training_time_s is not None
+    cheapest = min(one.usd_per_hour for one in on_demand)
+    return cheapest * (limits.training_time_s + limits.changeover_s) / 3600
+
+
+def expected_cost_usd(
+    limits: CostLimits, spot: list[OfferPlan], on_demand: list[OfferPlan]
+) -> float:
+    """Return the cost on the cheapest offer with the losses that are expected on it."""
+    assert limits.training_time_s is not None
+    work_s = limits.training_time_s
+    starts = 1 + work_s / limits.lifetime_s
+    costs = [one.usd_per_hour * (work_s + starts * limits.start_time_s) / 3600 for one in spot]
+    if limits.uses_on_demand:
+        costs += [one.usd_per_hour * (work_s + limits.start_time_s) / 3600 for one in on_demand]
+    return min(costs)
+
+
+def cost_spec(limits: CostLimits, plans: list[OfferPlan], now_ms: int) -> CostSpec:
+    """Return the limits for the run's spec; `now_ms` is the storage's time in ms since 1970."""
+    deadline_ms = None
+    if limits.deadline_s is not None:
+        deadline_ms = now_ms + round(limits.deadline_s * 1000)
+    return CostSpec(
+        offers=tuple(one.offer for one in plans),
+        machines={one.offer.name: one.machines for one in plans},
+        deadline_ms=deadline_ms,
+        budget_usd=limits.budget_usd,
+        uses_on_demand=limits.uses_on_demand,
+        training_time_s=limits.training_time_s,
+        start_time_s=limits.start_time_s,
+    )

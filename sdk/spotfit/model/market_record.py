@@ -1,0 +1,251 @@
+"""`MarketRecord`: what a run has observed of its offers, its progress and its starts.
+
+It is folded from the journal, so that every leader decides from the same figures. Its times are
+those of `JournalView.elapsed_s`: durations of several leaders are added, and no clocks of two
+machines are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    CheckpointCommitted,
+    FailureCause,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    JournalEvent,
+    MachinesChosen,
+    NodeLost,
+    RoundClosed,
+    RoundOpened,
+    TrainingFunctionStarted,
+)
+
+# Enough for a high quantile; a run of weeks must not keep the durations of its first day.
+MAX_MEASUREMENTS = 8
+
+
+class OfferRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run has observed of one offer."""
+
+    refusals: int = 0
+    """Consecutive refused requests."""
+    refused_since_s: float | None = None
+    """When the first of them was refused; None without any."""
+    refused_at_s: float = 0.0
+    """When the last of them was refused."""
+    final_refusal: str = ""
+    """The reason of a refusal that a new request is likely to meet as well; '' if there is none."""
+    running_s: float = 0.0
+    """How long rounds have run on its machines."""
+    losses: int = 0
+    """How many rounds on its machines have ended with the loss of a machine."""
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for machines that is neither refused nor released."""
+
+    offer: str
+    """The name of its offer; '' if the backend chooses."""
+    planned_s: float
+    """When it was planned."""
+    has_trained: bool = False
+    """Whether a round has called the training function on its machines."""
+
+
+class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The open round."""
+
+    tokens: tuple[Token, ...]
+    """The groups of its machines."""
+    start_progress: float | None
+    """The share of the training that was done at its start; None if unknown, as for a snapshot in
+    memory."""
+    measured_from: tuple[float, float] | None = None
+    """Progress, and age of the round in seconds, from which the next commit is measured."""
+    committed_age_s: float = 0.0
+    """Age of the round at its last commit, or when the training function was called."""
+
+
+class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was observed in one fit; lifetimes and speed also in earlier ones."""
+
+    choice: MachinesChosen | None = None
+    """The last choice; None before the first one."""
+    offers: dict[str, OfferRecord] = {}
+    """By name; without those that were never refused or used."""
+    requests: dict[Token, RequestRecord] = {}
+    """Of groups for workers."""
+    round: RoundRecord | None = None
+    start_durations_s: tuple[float, ...] = ()
+    """The last durations from a request for machines to the call of the training function."""
+    commit_gaps_s: tuple[float, ...] = ()
+    """The last durations of training between two commits."""
+    progress: float | None = None
+    """The share of the training that the latest checkpoint contains; None if it is unknown."""
+    measured_share: float = 0.0
+    """The share of the training in which its speed was measured."""
+    measured_s: float = 0.0
+    """How long that has taken."""
+
+    @property
+    def complete_training_s(self) -> float | None:
+        """Duration of the complete training at the measured speed; None before a measurement."""
+        return self.measured_s / self.measured_share if self.measured_share > 0 else None
+
+    def record_of(self, offer: str) -> OfferRecord:
+        """Return what was observed of the offer with that name."""
+        return self.offers.get(offer, OfferRecord())
+
+    def after_fit(self) -> MarketRecord:
+        """Return the record with which the next fit of the run starts."""
+        return MarketRecord(
+            start_durations_s=self.start_durations_s,
+            commit_gaps_s=self.commit_gaps_s,
+            progress=self.progress,
+            measured_share=self.measured_share,
+            measured_s=self.measured_s,
+            offers={
+                name: OfferRecord(running_s=one.running_s, losses=one.losses)
+                for name, one in self.offers.items()
+            },
+        )
+
+
+def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> MarketRecord:
+    """Return the record after one more entry; `elapsed_s` is that of the entry."""
+    match event:
+        case MachinesChosen():
+            return replace(record, choice=event)
+        case GroupPlanned(request=request) if request.role == "train":
+            offer = request.offer.name if request.offer is not None else ""
+            planned = RequestRecord(offer=offer, planned_s=elapsed_s)
+            return replace(record, requests={**record.requests, request.token: planned})
+        case GroupRefused(token=token):
+            refused = _refuse(record, token, elapsed_s, event.reason if event.is_final else "")
+            return _without_requests(refused, [token])
+        case GroupsReleased(token=token, other_tokens=others):
+            return _without_requests(record, [token, *others])
+        case NodeLost(agent=None, cause=FailureCause.PREEMPTION, token=token):
+            return _refuse(record, token, elapsed_s, "")
+        case RoundOpened():
+            return _open_round(record, event)
+        case TrainingFunctionStarted(startup_s=startup_s) if record.round is not None:
+            return _start_training(record, record.round, startup_s, elapsed_s)
+        case CheckpointCommitted():
+            return _commit(record, event)
+        case RoundClosed() if record.round is not None:
+            return _close_round(record, record.round, event)
+        case _:
+            return record
+
+
+def _refuse(record: MarketRecord, token: Token, elapsed_s: float, reason: str) -> MarketRecord:
+    request = record.requests.get(token)
+    if request is None or not request.offer:
+        return record
+    before = record.record_of(request.offer)
+    since_s = elapsed_s if before.refused_since_s is None else before.refused_since_s
+    after = replace(
+        before,
+        refusals=before.refusals + 1,
+        refused_since_s=since_s,
+        refused_at_s=elapsed_s,
+        final_refusal=reason,
+    )
+    return _with_offer(record, request.offer, after)
+
+
+def _with_offer(record: MarketRecord, offer: str, after: OfferRecord) -> MarketRecord:
+    return replace(record, offers={**record.offers, offer: after})
+
+
+def _without_requests(record: MarketRecord, tokens: Sequence[Token]) -> MarketRecord:
+    kept = {token: one for token, one in record.requests.items() if token not in tokens}
+    return replace(record, requests=kept)
+
+
+def _open_round(record: MarketRecord, event: RoundOpened) -> MarketRecord:
+    tokens = tuple(dict.fromkeys(one.token for one in event.round.assignments))
+    for offer in _offers_of(record, tokens):
+        granted = replace(
+            record.record_of(offer), refusals=0, refused_since_s=None, final_refusal=""
+        )
+        record = _with_offer(record, offer, granted)
+    start_progress = record.progress if event.round.checkpoint_name is not None else 0.0
+    if event.round.memory_snapshot is not None:
+        start_progress = None
+    return replace(record, round=RoundRecord(tokens=tokens, start_progress=start_progress))
+
+
+def _offers_of(record: MarketRecord, tokens: Sequence[Token]) -> list[str]:
+    offers = (record.requests[token].offer for token in tokens if token in record.requests)
+    return list(dict.fromkeys(filter(None, offers)))
+
+
+def _start_training(
+    record: MarketRecord, opened: RoundRecord, startup_s: float, elapsed_s: float
+) -> MarketRecord:
+    new = [
+        one
+        for token in opened.tokens
+        if (one := record.requests.get(token)) is not None and not one.has_trained
+    ]
+    durations_s = record.start_durations_s
+    if new:
+        # The latest request: machines that joined before have waited for those of it.
+        started_s = max(elapsed_s - max(one.planned_s for one in new), startup_s)
+        durations_s = (*durations_s, started_s)[-MAX_MEASUREMENTS:]
+    trained = {
+        token: replace(one, has_trained=one.has_trained or token in opened.tokens)
+        for token, one in record.requests.items()
+    }
+    start = opened.start_progress
+    round_ = replace(
+        opened,
+        measured_from=None if start is None else (start, startup_s),
+        committed_age_s=startup_s,
+    )
+    return replace(record, requests=trained, start_durations_s=durations_s, round=round_)
+
+
+def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:
+    record = replace(record, progress=event.progress)
+    opened, age_s = record.round, event.round_age_s
+    if opened is None or age_s is None:
+        return record
+    gap_s = max(0.0, age_s - opened.committed_age_s)
+    measured_from = None if event.progress is None else (event.progress, age_s)
+    record = replace(
+        record,
+        round=replace(opened, measured_from=measured_from, committed_age_s=age_s),
+        commit_gaps_s=(*record.commit_gaps_s, gap_s)[-MAX_MEASUREMENTS:],
+    )
+    if opened.measured_from is None or event.progress is None:
+        return record
+    share, measured_s = event.progress - opened.measured_from[0], age_s - opened.measured_from[1]
+    if share <= 0 or measured_s <= 0:
+        return record
+    return replace(
+        record,
+        measured_share=record.measured_share + share,
+        measured_s=record.measured_s + measured_s,
+    )
+
+
+def _close_round(record: MarketRecord, opened: RoundRecord, event: RoundClosed) -> MarketRecord:
+    duration_s = opened.committed_age_s if event.duration_s is None else event.duration_s
+    is_loss = event.cause in (FailureCause.PREEMPTION, FailureCause.PLATFORM)
+    for offer in _offers_of(record, opened.tokens):
+        before = record.record_of(offer)
+        used = replace(
+            before, running_s=before.running_s + duration_s, losses=before.losses + is_loss
+        )
+        record = _with_offer(record, offer, used)
+    return replace(record, round=None)

@@ -1,0 +1,278 @@
+"""Which offers a run has its machines from: policies applied to the journal and to observations.
+
+    run                                  | policy
+    -------------------------------------|----------------------------------------------------------
+    deadline, remaining time known       | `offer_choice.choose_offer`
+    deadline, remaining time unknown     | spot machines, on-demand ones where spot is refused
+    no deadline, fallback to on-demand   | the same
+    deadline, no fallback                | the cheapest spot offer that is not refused
+
+The choice is written to the journal when it changes (`MachinesChosen`). Requests follow from it:
+`capacity.missing_by_offer` counts the machines of each chosen offer only, so that machines of a new
+choice start beside those that run. These are released once all workers have other machines.
+
+A refused spot offer that the run would move to is requested as well, as a standing request: with
+growing pauses at a backend that refuses at once, as one waiting group at a backend with a queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from spotfit.core.ids import Token
+from spotfit.model.events import MachinesChosen
+from spotfit.model.group import NodeState
+from spotfit.model.leader_state import LeaderState, Training
+from spotfit.model.offer import Market, Offer
+from spotfit.model.view import View
+from spotfit.policy import offer_choice
+from spotfit.policy.capacity import network_in_use, offer_request_due_s
+from spotfit.policy.deadline import DeadlineState
+from spotfit.policy.offer_choice import OfferChoice, OfferState
+
+# The longest time until the next decision, with a leader; a new one is elected within the lease.
+LOOK_S = 30.0
+# Clocks of storage services and the rounding of their time stamps to seconds.
+_CLOCK_MARGIN_S = 5.0
+# Of the measured starts, all but the slowest one of ten.
+_START_QUANTILE = 0.9
+
+
+class _Candidate(NamedTuple):
+    offer: Offer
+    state: OfferState
+
+
+def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChosen | None:
+    """Return the offers that the run is to have its machines from; None if the backend chooses.
+
+    `now` is the leader's `Clock.now()` in seconds; `state.elapsed_s` and `state.wall_ms` are of the
+    same moment.
+    """
+    candidates = _candidates(view, state)
+    if not candidates:
+        return None
+    running = _running_offer(view, state, candidates)
+    goal = deadline_state(view, state, now)
+    chosen = _choose(view, goal, candidates, running)
+    standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
+    workers = {}
+    if chosen.offer is not None:
+        workers[candidates[chosen.offer].offer.name] = view.spec.max_workers
+    return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
+
+
+def deadline_state(view: View, state: LeaderState, now: float) -> DeadlineState | None:
+    """Return how far the run is from its deadline; None without one, or if that is unknown."""
+    work_s = work_left_s(view, state, now)
+    if view.spec.cost.deadline_ms is None or work_s is None or state.wall_ms is None:
+        return None
+    left_s = (view.spec.cost.deadline_ms - state.wall_ms) / 1000 - _CLOCK_MARGIN_S
+    return DeadlineState(
+        time_left_s=left_s,
+        work_left_s=work_s,
+        changeover_s=changeover_s(view),
+        look_s=_look_s(view),
+    )
+
+
+def _look_s(view: View) -> float:
+    return LOOK_S + view.spec.timing.lease_timeout_s
+
+
+def start_time_s(view: View) -> float:
+    """Return how long it takes from a request for machines to the first step, in seconds."""
+    durations_s = sorted(view.market.start_durations_s)
+    if not durations_s:
+        return view.spec.cost.start_time_s
+    return durations_s[math.ceil(_START_QUANTILE * len(durations_s)) - 1]
+
+
+def changeover_s(view: View) -> float:
+    """Return the time from a loss to new progress on other machines, in seconds.
+
+    Detection of the loss, the start of other machines, and the work that is repeated.
+    """
+    gap_s = max(view.market.commit_gaps_s, default=0.0)
+    return view.spec.timing.lease_timeout_s + start_time_s(view) + gap_s
+
+
+def complete_training_s(view: View) -> float | None:
+    """Return the duration of the complete training with all workers; None if it is unknown.
+
+    The slower one of the measured speed and the user's estimate.
+    """
+    known = (view.market.complete_training_s, view.spec.cost.training_time_s)
+    return max((one for one in known if one is not None), default=None)
+
+
+def work_left_s(view: View, state: LeaderState, now: float) -> float | None:
+    """Return the training time that is left, with a start in progress; None if it is unknown."""
+    complete_s = complete_training_s(view)
+    if complete_s is None:
+        return None
+    left_s = complete_s * (1 - (view.market.progress or 0.0))
+    phase, opened = state.phase, view.market.round
+    if isinstance(phase, Training) and view.round_startup_s is not None and opened is not None:
+        # What was trained since the last commit; a loss repeats it, which `changeover_s` contains.
+        return max(0.0, left_s - max(0.0, now - phase.since - opened.committed_age_s))
+    starting = [
+        one.planned_s
+        for token, one in view.market.requests.items()
+        if not one.has_trained and _has_machines(state, token)
+    ]
+    if view.round is None and starting:
+        left_s += max(0.0, start_time_s(view) - (state.elapsed_s - max(starting)))
+    return left_s
+
+
+# --- What is known about the offers ---------------------------------------------------------------
+
+
+def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
+    """The offers that may be chosen, those of the network of the machines that run."""
+    cost = view.spec.cost
+    if not cost.chooses_offers:
+        return []
+    network = network_in_use(view)
+    possible = [
+        offer
+        for offer in cost.offers
+        if offer.price is not None
+        and (offer.market is Market.SPOT or cost.uses_on_demand)
+        and (not network or offer.network in ("", network))
+    ]
+    refused = {offer.name: _refused_s(view, state, offer) for offer in possible}
+    on_demand = [one.name for one in possible if one.market is Market.ON_DEMAND]
+    # Without another way to keep the deadline, refused on-demand machines are requested again.
+    if all(refused[name] is not None for name in on_demand):
+        refused |= dict.fromkeys(on_demand)
+    return [_Candidate(one, _offer_state(view, one, refused[one.name])) for one in possible]
+
+
+def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferState:
+    assert offer.price is not None
+    market, spot = view.market, Market.SPOT
+    record = market.record_of(offer.name)
+    of_spot = [market.record_of(one.name) for one in view.spec.cost.offers if one.market is spot]
+    lifetime_s = offer_choice.mean_lifetime_s(
+        record.running_s,
+        record.losses,
+        total_running_s=sum(one.running_s for one in of_spot),
+        total_losses=sum(one.losses for one in of_spot),
+        prior_s=view.spec.market_prior.mean_lifetime_s,
+    )
+    return OfferState(
+        market=offer.market,
+        usd_per_hour=offer.price.usd_per_hour * view.spec.cost.machines.get(offer.name, 1),
+        refused_s=refused_s,
+        mean_lifetime_s=lifetime_s if offer.market is spot else math.inf,
+    )
+
+
+def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
+    """How long its machines have been refused; None if they run or would be granted."""
+    tokens = _tokens_of(view, offer.name)
+    if any(_has_machines(state, token) for token in tokens):
+        return None
+    record = view.market.record_of(offer.name)
+    waiting_s = [
+        state.elapsed_s - view.market.requests[token].planned_s
+        for token in tokens
+        if _is_refused_meanwhile(view, state, token)
+    ]
+    if record.refused_since_s is not None:
+        waiting_s.append(state.elapsed_s - record.refused_since_s)
+    return max(waiting_s, default=None)
+
+
+def _is_refused_meanwhile(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether a request that waits in a queue counts as refused."""
+    status = state.group_statuses.get(token)
+    waited_s = state.elapsed_s - view.market.requests[token].planned_s
+    return bool(status and status.refusal) or waited_s > start_time_s(view)
+
+
+def _tokens_of(view: View, offer: str) -> list[Token]:
+    return [
+        token
+        for token, one in view.market.requests.items()
+        if one.offer == offer and view.groups[token].active_nodes
+    ]
+
+
+def _has_machines(state: LeaderState, token: Token) -> bool:
+    status = state.group_statuses.get(token)
+    has_members = any(one.member.token == token for one in state.members.values())
+    is_running = status is not None and any(
+        node.state is NodeState.RUNNING for node in status.nodes
+    )
+    return has_members or is_running
+
+
+def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
+    """The offer whose machines train, else the one whose machines start."""
+    names = [one.offer.name for one in candidates]
+    requests, choice = view.market.requests, view.market.choice
+    trained = view.market.round.tokens if view.market.round is not None else ()
+    offers = [requests[token].offer for token in trained if token in requests]
+    if choice is not None:
+        offers += [
+            name
+            for name in choice.workers
+            if any(not _is_refused_meanwhile(view, state, one) for one in _tokens_of(view, name))
+        ]
+    return next((names.index(name) for name in offers if name in names), None)
+
+
+# --- The choice -----------------------------------------------------------------------------------
+
+
+def _choose(
+    view: View, goal: DeadlineState | None, candidates: Sequence[_Candidate], running: int | None
+) -> OfferChoice:
+    offers = [one.state for one in candidates]
+    if not any(one.market is Market.ON_DEMAND for one in offers):
+        return offer_choice.choose_spot_offer(offers, running)
+    if goal is not None:
+        return offer_choice.choose_offer(goal, offers, running)
+    chosen = offer_choice.choose_without_waiting(offers, running, changeover_s=changeover_s(view))
+    if view.spec.cost.deadline_ms is None:
+        return chosen
+    unknown = "the remaining training time is unknown"
+    return OfferChoice(chosen.offer, f"{chosen.reason}; {unknown}")
+
+
+def _standing_offer(
+    view: View,
+    state: LeaderState,
+    goal: DeadlineState | None,
+    candidates: Sequence[_Candidate],
+    running: int | None,
+    *,
+    chosen: OfferChoice,
+) -> str:
+    """The refused spot offer that the run would move to; '' if there is none."""
+    starts_spot = chosen.offer is not None and candidates[chosen.offer].state.market is Market.SPOT
+    if running is None and starts_spot:
+        return ""
+    wanted = []
+    for index, (offer, offer_state) in enumerate(candidates):
+        if offer_state.market is not Market.SPOT or offer_state.refused_s is None:
+            continue
+        granted = list(candidates)
+        granted[index] = _Candidate(offer, replace(offer_state, refused_s=None))
+        if _choose(view, goal, granted, running).offer == index:
+            wanted.append(offer.name)
+    # A request that waits is kept; otherwise the offers are requested in turn.
+    return min(
+        wanted,
+        key=lambda name: (
+            not _tokens_of(view, name),
+            offer_request_due_s(view, name),
+        ),
+        default="",
+    )

@@ -1,0 +1,182 @@
+"""What a run records of its offers, its progress and its starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import (
+    FailureCause,
+    GroupPlanned,
+    GroupRefused,
+    GroupsReleased,
+    JournalEvent,
+    MachinesChosen,
+    NodeLost,
+    RoundClosed,
+    RoundOpened,
+    TrainingFunctionStarted,
+)
+from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.market_record import MarketRecord, OfferRecord, fold_market
+from spotfit.model.offer import Market, Offer
+from spotfit.model.topology import SnapshotId
+from spotfit.testing.builders import TOKEN, a_committed_checkpoint, a_round
+
+SPOT = Offer(name="spot", provisioner="sim", market=Market.SPOT)
+
+
+def planned(token: Token = TOKEN, offer: Offer | None = SPOT) -> GroupPlanned:
+    request = GroupRequest(token=token, num_workers=2, total_workers=2, offer=offer)
+    plan = GroupPlan(token=token, provisioner="sim", num_nodes=2, slots_per_node=1)
+    return GroupPlanned(request=request, plan=plan)
+
+
+def closed(cause: FailureCause, duration_s: float | None = None) -> RoundClosed:
+    return RoundClosed(round_number=1, cause=cause, reason="", duration_s=duration_s)
+
+
+def fold_all(
+    *entries: tuple[float, JournalEvent], record: MarketRecord | None = None
+) -> MarketRecord:
+    record = record or MarketRecord()
+    for elapsed_s, event in entries:
+        record = fold_market(record, event, elapsed_s)
+    return record
+
+
+TRAINING = fold_all(
+    (10.0, planned()),
+    (60.0, RoundOpened(round=a_round())),
+    (70.0, TrainingFunctionStarted(round_number=1, startup_s=10.0)),
+)
+
+
+def test_the_last_choice_is_kept() -> None:
+    first, second = MachinesChosen(workers={"spot": 2}), MachinesChosen(workers={})
+    assert fold_all((1.0, first), (2.0, second)).choice == second
+
+
+def test_refusals_of_an_offer_are_counted_since_the_first_one() -> None:
+    record = fold_all(
+        (1.0, planned(Token("t-1"))),
+        (2.0, GroupRefused(token=Token("t-1"), reason="no capacity")),
+        (7.0, planned(Token("t-2"))),
+        (8.0, GroupRefused(token=Token("t-2"), reason="no quota", is_final=True)),
+    )
+    expected = OfferRecord(
+        refusals=2, refused_since_s=2.0, refused_at_s=8.0, final_refusal="no quota"
+    )
+    assert (record.record_of("spot"), record.requests) == (expected, {})
+
+
+def test_a_withdrawn_machine_counts_as_a_refusal() -> None:
+    lost = NodeLost(
+        token=TOKEN, node=0, agent=None, reason="withdrawn", cause=FailureCause.PREEMPTION
+    )
+    assert fold_all((1.0, planned()), (5.0, lost)).record_of("spot").refused_since_s == 5.0
+
+
+def test_a_round_ends_the_refusals() -> None:
+    record = fold_all(
+        (1.0, planned(Token("t-0"))),
+        (2.0, GroupRefused(token=Token("t-0"), reason="no capacity")),
+        (3.0, planned()),
+        (9.0, RoundOpened(round=a_round())),
+    )
+    assert record.record_of("spot") == OfferRecord(refused_at_s=2.0)
+
+
+def test_requests_without_an_offer_have_no_record() -> None:
+    record = fold_all(
+        (1.0, planned(offer=None)), (2.0, GroupRefused(token=TOKEN, reason="no capacity"))
+    )
+    assert record.offers == {}
+
+
+def test_a_start_lasts_from_the_request_to_the_training_function() -> None:
+    assert TRAINING.start_durations_s == (60.0,)
+
+
+def test_a_restart_on_the_same_machines_is_no_start() -> None:
+    record = fold_all(
+        (90.0, closed(FailureCause.WORKER, 30.0)),
+        (91.0, RoundOpened(round=a_round(2))),
+        (92.0, TrainingFunctionStarted(round_number=2, startup_s=0.5)),
+        record=TRAINING,
+    )
+    assert record.start_durations_s == (60.0,)
+
+
+def test_speed_is_measured_between_commits() -> None:
+    record = fold_all(
+        (100.0, a_committed_checkpoint("a", progress=0.2, round_age_s=40.0)),
+        (200.0, a_committed_checkpoint("b", progress=0.5, round_age_s=140.0)),
+        record=TRAINING,
+    )
+    # From the call of the training function, 10 s after the round was opened.
+    assert record.complete_training_s == pytest.approx(130.0 / 0.5)
+    assert (record.progress, record.commit_gaps_s) == (0.5, (30.0, 100.0))
+
+
+@pytest.mark.parametrize(
+    ("memory_snapshot", "measured_s", "share"),
+    [(None, 30.0 + 60.0, 0.2 + 0.3), (SnapshotId(round=1, step=7), 30.0, 0.2)],
+)
+def test_speed_is_measured_from_the_checkpoint_that_a_round_starts_from(
+    memory_snapshot: SnapshotId | None, measured_s: float, share: float
+) -> None:
+    resumed = a_round(2, checkpoint_name="a", memory_snapshot=memory_snapshot)
+    record = fold_all(
+        (100.0, a_committed_checkpoint("a", progress=0.2, round_age_s=40.0)),
+        (110.0, closed(FailureCause.PREEMPTION, 50.0)),
+        (120.0, RoundOpened(round=resumed)),
+        (121.0, TrainingFunctionStarted(round_number=2, startup_s=1.0)),
+        (200.0, a_committed_checkpoint("b", progress=0.5, round_age_s=61.0)),
+        record=TRAINING,
+    )
+    assert record.complete_training_s == pytest.approx(measured_s / share)
+
+
+def test_a_checkpoint_without_progress_makes_it_unknown() -> None:
+    record = fold_all(
+        (100.0, a_committed_checkpoint("a", progress=0.2, round_age_s=40.0)),
+        (200.0, a_committed_checkpoint("b", round_age_s=140.0)),
+        record=TRAINING,
+    )
+    assert record.progress is None
+    assert record.complete_training_s == pytest.approx(30.0 / 0.2)
+
+
+@pytest.mark.parametrize(
+    ("cause", "losses"),
+    [(FailureCause.PREEMPTION, 1), (FailureCause.PLATFORM, 1), (FailureCause.RESIZE, 0)],
+)
+def test_lifetimes_of_an_offer_are_those_of_its_rounds(cause: FailureCause, losses: int) -> None:
+    record = fold_all((400.0, closed(cause, 340.0)), record=TRAINING).record_of("spot")
+    assert (record.running_s, record.losses) == (340.0, losses)
+
+
+def test_a_round_that_another_leader_closed_has_lasted_to_its_last_commit() -> None:
+    record = fold_all(
+        (100.0, a_committed_checkpoint("a", round_age_s=40.0)),
+        (400.0, closed(FailureCause.PREEMPTION)),
+        record=TRAINING,
+    )
+    assert record.record_of("spot").running_s == 40.0
+
+
+def test_released_requests_are_forgotten() -> None:
+    released = GroupsReleased(token=TOKEN, other_tokens=(Token("t-9"),))
+    assert fold_all((500.0, released), record=TRAINING).requests == {}
+
+
+def test_the_next_fit_keeps_speed_starts_and_lifetimes() -> None:
+    record = fold_all(
+        (100.0, a_committed_checkpoint("a", progress=0.2, round_age_s=40.0)),
+        (110.0, NodeLost(token=TOKEN, node=0, agent=AgentId("a0"), reason="gone")),
+        (200.0, closed(FailureCause.PREEMPTION, 140.0)),
+        record=TRAINING,
+    ).after_fit()
+    assert (record.progress, record.start_durations_s, record.requests) == (0.2, (60.0,), {})
+    assert record.offers == {"spot": OfferRecord(running_s=140.0, losses=1)}
