@@ -120,10 +120,15 @@ def run_job(job: DeadlineJob, policy: JobPolicy, *, limit: int | None = None) ->
 
 def production_policy(state: JobState) -> int | None:
     """Return the choice of `policy.offer_choice` with the lifetimes that the job observed."""
+    return choose_offer(deadline_state(state), offer_states(state), state.running).offer
+
+
+def offer_states(state: JobState) -> list[OfferState]:
+    """Return what the job knows about its offers, in the terms of the production policy."""
     job, unit_s = state.job, state.job.unit_s
     spot = [n for n, offer in enumerate(job.offers) if offer.market is Market.SPOT]
     total_s, losses = sum(state.running_units[n] for n in spot) * unit_s, sum(state.losses)
-    offers = [
+    return [
         OfferState(
             market=offer.market,
             usd_per_hour=offer.usd_per_hour,
@@ -140,7 +145,6 @@ def production_policy(state: JobState) -> int | None:
         )
         for n, (offer, since) in enumerate(zip(job.offers, state.refused_since, strict=True))
     ]
-    return choose_offer(deadline_state(state), offers, state.running).offer
 
 
 def deadline_state(state: JobState) -> DeadlineState:

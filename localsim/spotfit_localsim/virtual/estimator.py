@@ -16,11 +16,13 @@ from pathlib import Path
 from spotfit.core.errors import ConfigError
 from spotfit.model.offer import Market
 from spotfit.model.replay import ReplayedJob, ReplayOutcome
+from spotfit.policy.offer_choice import choose_spot_offer, choose_without_waiting
 from spotfit_localsim.traces import BUNDLED_RECORDINGS, read_trace
 from spotfit_localsim.virtual.deadline_market import (
     DeadlineJob,
-    JobState,
+    JobPolicy,
     MarketOffer,
+    offer_states,
     production_policy,
     run_job,
 )
@@ -35,8 +37,6 @@ MAX_STARTS = 12
 """Times at which a job starts in each recording, at most."""
 LIMIT_FACTOR = 10
 """A job without a deadline ends after this many times its training time."""
-_LOWEST_PRICE_USD = 1e-9
-"""Replaces a price of 0: policies compare ratios of prices."""
 
 
 class RecordedMarkets:
@@ -100,26 +100,21 @@ def _decisions(job: ReplayedJob, one: MarketRecording) -> float:
 
 def _outcome(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -> ReplayOutcome:
     replayed = market_job(job, zones, start)
-    is_plain = job.deadline_s is None or all(offer.market is Market.SPOT for offer in job.offers)
-    policy = cheapest_spot if is_plain else production_policy
-    result = run_job(replayed, policy, limit=LIMIT_FACTOR * (replayed.work + replayed.boot))
+    result = run_job(replayed, policy_of(job), limit=LIMIT_FACTOR * (replayed.work + replayed.boot))
     finish_s = result.finished_at * replayed.unit_s if result.is_finished else None
     is_late = job.deadline_s is not None and (finish_s is None or result.is_late)
     if finish_s is not None and job.deadline_s is not None and not is_late:
         finish_s = min(finish_s, job.deadline_s)  # the units of the job are rounded
     return ReplayOutcome(
         recording=zones[0].name,
-        usd=result.usd * job.machines,
+        usd=result.usd,
         finish_s=finish_s,
         is_late=is_late,
     )
 
 
 def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -> DeadlineJob:
-    """Return the job on these zones, one for each spot offer, from tick `start` of the recordings.
-
-    Costs of the job are those of one machine.
-    """
+    """Return the job on these zones, one for each spot offer, from tick `start`."""
     grid = market_grid(zones[0].tick_s, job.changeover_s)
     work = math.ceil(job.work_s / grid.unit_s - 1e-6)
     longest = LIMIT_FACTOR * (work + grid.boot)
@@ -133,10 +128,10 @@ def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -
     offers = tuple(
         MarketOffer(
             offer.market,
-            max(offer.usd_per_hour, _LOWEST_PRICE_USD),
+            offer.usd_per_hour,
             ()
             if offer.market is Market.ON_DEMAND
-            else _availability(job, zones, next(spot), start, ticks),
+            else _availability(offer.machines, zones, next(spot), start, ticks),
         )
         for offer in job.offers
     )
@@ -151,11 +146,11 @@ def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -
 
 
 def _availability(
-    job: ReplayedJob, zones: Sequence[MarketRecording], number: int, start: int, ticks: int
+    machines: int, zones: Sequence[MarketRecording], number: int, start: int, ticks: int
 ) -> tuple[bool, ...]:
     """Whether the offer with this number is available, by tick."""
     zone = zones[number]
-    needed = min(job.machines, zone.machines)
+    needed = min(machines, zone.machines)
     # A recording that is used for several offers has different times for each.
     same = [n for n, other in enumerate(zones) if other is zone]
     shift = same.index(number) * len(zone.counts) // len(same)
@@ -164,19 +159,13 @@ def _availability(
     return (available[at:] + available * (ticks // len(available) + 1))[:ticks]
 
 
-def cheapest_spot(state: JobState) -> int | None:
-    """Keep the spot machines while they last, else take the cheapest that are granted.
-
-    Without spot offers: the cheapest on-demand machines.
-    """
-    if state.running is not None:
-        return state.running
-    offers = state.job.offers
-    markets = {offer.market for offer in offers}
-    market = Market.SPOT if Market.SPOT in markets else Market.ON_DEMAND
-    granted = [
-        n
-        for n, offer in enumerate(offers)
-        if offer.market is market and state.refused_since[n] is None
-    ]
-    return min(granted, key=lambda n: offers[n].usd_per_hour, default=None)
+def policy_of(job: ReplayedJob) -> JobPolicy:
+    """Return the policy that `policy.machine_choice` applies to a run with these offers."""
+    if all(offer.market is Market.SPOT for offer in job.offers):
+        return lambda state: choose_spot_offer(offer_states(state), state.running).offer
+    if job.deadline_s is not None:
+        return production_policy
+    changeover_s = job.changeover_s
+    return lambda state: (
+        choose_without_waiting(offer_states(state), state.running, changeover_s=changeover_s).offer
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from spotfit.cli import json_fields, render
+from spotfit.client.run_config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.model.config import ScalingConfig
 
@@ -26,9 +27,12 @@ def estimate(
     ] = False,
     deadline: Annotated[str, typer.Option(help="Time until the deadline, such as 60h.")] = "",
     budget: Annotated[float | None, typer.Option(help="Budget in US dollars.")] = None,
+    fallback: Annotated[
+        str, typer.Option(help="on_demand or never, as in RunConfig; default: by the deadline.")
+    ] = "",
     changeover: Annotated[
-        str, typer.Option(help="Time from a loss of machines to new progress.")
-    ] = "10m",
+        str, typer.Option(help="Time from a loss to new progress; default: that of the backend.")
+    ] = "",
     recordings: Annotated[
         Path | None,
         typer.Option(
@@ -44,18 +48,19 @@ def estimate(
     Rents nothing. Prints whether the deadline can be guaranteed, the distributions of cost and
     duration, and the offers of the backend. In a script, trainer.estimate() does the same.
     """
+    limits: dict[str, Any] = {
+        "training_time_s": training_time,
+        "deadline": deadline or None,
+        "budget_usd": budget,
+        "fallback": fallback or None,
+    }
     trainer = DataParallelTrainer(
         _train_nothing,
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
+        run_config=RunConfig(**limits),
         provisioner=provisioner or None,
     )
-    result = trainer.estimate(
-        training_time=training_time,
-        deadline=deadline or None,
-        budget_usd=budget,
-        changeover=changeover,
-        recordings=recordings,
-    )
+    result = trainer.estimate(changeover=changeover or None, recordings=recordings)
     if as_json:
         render.json_lines([json_fields.of_estimate(result)])
     else:

@@ -95,11 +95,11 @@ def of_estimate(estimate: Estimate) -> dict[str, Any]:
     limits = estimate.limits
     return {
         "workers": estimate.workers,
-        "machines": estimate.machines,
         "training_time_s": limits.training_time_s,
         "changeover_s": limits.changeover_s,
         "deadline_s": limits.deadline_s,
         "budget_usd": limits.budget_usd,
+        "uses_on_demand": limits.uses_on_demand,
         "is_guaranteed": estimate.is_guaranteed,
         "earliest_deadline_s": estimate.earliest_deadline_s,
         "worst_case_usd": estimate.worst_case_usd,
@@ -123,6 +123,7 @@ def _offer_fields(one: OfferEstimate) -> dict[str, Any]:
         "region": offer.region,
         "zone": offer.zone,
         "machine_type": offer.machine_type,
+        "machines": one.machines,
         "usd_per_hour": None if price is None else price.usd_per_hour,
         "price_source": None if price is None else price.source,
         "price_as_of": None if price is None else _format_time(round(price.as_of_s * 1000)),

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from spotfit.core.units import format_count, format_seconds
 from spotfit.model.offer import Market, Offer
 
-DEFAULT_CHANGEOVER_S = 600.0
-"""From the loss of machines to new progress, including the work that is repeated."""
 _BINS = 8
 _BAR_WIDTH = 40
 
@@ -25,10 +23,12 @@ class EstimateLimits:
     deadline_s: float | None = None
     """From now; None for none."""
     budget_usd: float | None = None
-    changeover_s: float = DEFAULT_CHANGEOVER_S
+    changeover_s: float
     """From the loss of machines to new progress, including the work that is repeated."""
-    fallback: str = "on_demand"
-    """As in `RunConfig`: whether on-demand machines may keep the deadline."""
+    uses_on_demand: bool
+    """Whether the run may rent on-demand machines."""
+    fallback: str | None = None
+    """As in `RunConfig`; None for its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,11 @@ class OfferEstimate:
     """One offer of the backend, and what the run would cost with it."""
 
     offer: Offer
+    machines: int
+    """For all workers."""
     expected_usd: float | None
-    """Mean cost with this offer and, if the deadline requires it, the cheapest on-demand one; None
-    if a price is unknown."""
+    """Mean cost with this offer and, if the run may use it, the cheapest on-demand one; None if a
+    price is unknown."""
     on_demand_usd: float | None
     """Cost on the on-demand offer of the same region and machine type; None if it is unknown."""
 
@@ -59,14 +61,13 @@ class Estimate:
     """What a run is expected to cost, and when it is expected to finish. `print()` shows it."""
 
     workers: int
-    machines: int
     limits: EstimateLimits
     earliest_deadline_s: float | None
     """The nearest deadline that on-demand machines guarantee if they arrive within the changeover
     time; None without on-demand offers, or with fallback="never"."""
     worst_case_usd: float | None
     """The higher one of two costs: of on-demand machines for the training time and one changeover,
-    if they keep the deadline, and of the replay that costs most. No limit: only a budget is one.
+    if the run may use them, and of the replay that costs most. No limit: only a budget is one.
     None if a price is unknown."""
     costs_usd: tuple[float, ...]
     """Of all replays, in ascending order; empty if a price is unknown."""
@@ -178,6 +179,8 @@ def _guarantee(estimate: Estimate) -> str:
     if all(one.offer.market is Market.ON_DEMAND for one in estimate.offers):
         only = "The backend offers no spot machines"
         return only if limits.deadline_s is None else f"{only}. {_deadline(estimate)}"
+    if limits.deadline_s is None and limits.uses_on_demand:
+        return "There is no deadline; on-demand machines are used while spot is refused"
     if limits.deadline_s is None:
         return "Without a deadline the run waits for spot machines"
     if earliest_s is None and limits.fallback == "never":
@@ -223,9 +226,8 @@ def _heading(estimate: Estimate) -> str:
     )
     budget = "" if limits.budget_usd is None else f", budget {format_usd(limits.budget_usd)}"
     return (
-        f"{format_count(estimate.workers, 'worker')} on "
-        f"{format_count(estimate.machines, 'machine')}, {format_seconds(limits.training_time_s)} "
-        f"of training{deadline}{budget}"
+        f"{format_count(estimate.workers, 'worker')}, {format_seconds(limits.training_time_s)} of "
+        f"training{deadline}{budget}"
     )
 
 
@@ -269,14 +271,14 @@ def _histogram(costs: Sequence[float]) -> Iterator[str]:
 
 
 def _offer_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield "market", "place", "machine type", "per hour", "source", "alone", "on-demand"
+    yield "market", "place", "machines", "per hour", "source", "alone", "on-demand"
     for one in estimate.offers:
         offer = one.offer
         price = "unknown" if offer.price is None else format_usd(offer.price.usd_per_hour)
         yield (
             offer.market.value,
             _place(offer) or "-",
-            offer.machine_type or "-",
+            f"{one.machines} {offer.machine_type}".strip(),
             price,
             _source(one, estimate.as_of_ms),
             format_usd(one.expected_usd),

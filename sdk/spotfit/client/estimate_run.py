@@ -1,8 +1,8 @@
 """Estimates cost and duration before anything is rented: `trainer.estimate()`.
 
 The prices are those that the backend lists now. Availability and lifetimes of spot machines come
-from recorded markets, which the plugin in `spotfit.estimators` replays with the policy that
-schedules runs.
+from recorded markets, which the plugin in `spotfit.estimators` replays with the policies that
+choose the machines of runs.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from spotfit.client.cost_limits import OfferPlan, read_limits
 from spotfit.client.estimate import (
-    DEFAULT_CHANGEOVER_S,
     Estimate,
     EstimateLimits,
     OfferEstimate,
     distribution,
     format_confirmation,
 )
-from spotfit.client.request import PREFLIGHT_TOKEN, FitRequest, plan_group
+from spotfit.client.request import FitRequest, group_request, plan_group
+from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, RunCancelledError
-from spotfit.core.input_checks import ErrorCollector
 from spotfit.core.units import parse_seconds
 from spotfit.host import plugins, system
-from spotfit.model.group import GroupRequest
 from spotfit.model.offer import Market, Offer
 from spotfit.model.replay import MarketReplay, ReplayedJob, ReplayedOffer, ReplayOutcome
-from spotfit.provision.offers import OfferListing, list_offers
+from spotfit.provision.api import Traits
+from spotfit.provision.offers import list_offers
 
 ENTRY_POINT_GROUP = "spotfit.estimators"
 ASSUMED_PRICE_RATIO = 3.0
@@ -53,158 +53,140 @@ def estimate_request(
     request: FitRequest,
     settings: Mapping[str, Any],
     *,
+    changeover: Duration | None = None,
     recordings: str | PathLike[str] | None = None,
 ) -> Estimate:
     """Return the estimate of a request; lists offers of its backend, rents nothing.
 
-    `settings` replace those of the same names in `RunConfig` if they are not None: training_time_s,
-    deadline, budget_usd, changeover_s and fallback. Raises `ConfigError` for invalid values, a
-    missing training time, an unknown provisioner and a folder without recordings.
+    `settings` are fields of `RunConfig`, which they replace if they are not None. Raises
+    `ConfigError` for invalid values, a missing training time, an unknown provisioner and a folder
+    without recordings.
     """
-    limits = read_limits(request.run, settings)
+    given = {name: value for name, value in settings.items() if value is not None}
+    request = replace(request, run=replace(request.run, **given))
     folder = None if recordings is None else Path(recordings)
     markets: MarketReplay = plugins.load(ENTRY_POINT_GROUP, "recorded")(folder)
-    provisioner, plan = plan_group(request)
+    provisioner = plan_group(request).provisioner
+    limits = estimate_limits(request.run, provisioner.traits, changeover)
+    listing = list_offers(provisioner, group_request(request))
+    plans = [
+        OfferPlan(offer, provisioner.plan(group_request(request, offer)).num_nodes)
+        for offer in listing.offers
+    ]
+    estimate = compute_estimate(plans, limits, markets)
     workers = request.scaling.max_workers
-    group = GroupRequest(
-        token=PREFLIGHT_TOKEN,
-        num_workers=workers,
-        total_workers=workers,
-        resources_per_worker=request.scaling.worker_resources,
-    )
-    listing = list_offers(provisioner, group)
-    estimate = compute_estimate(listing, limits, markets, machines=plan.num_nodes)
-    remarks = estimate.remarks
+    remarks = (*listing.remarks, *estimate.remarks)
     if request.scaling.min_workers < workers:
         remarks += (f"The elastic group is estimated with {workers} workers all the time.",)
     return replace(estimate, workers=workers, remarks=remarks)
 
 
-def read_limits(run: Any, settings: Mapping[str, Any]) -> EstimateLimits:
-    """Return the limits of `settings`, else those of a `RunConfig`. Raises `ConfigError`."""
-    errors = ErrorCollector()
-
-    def setting(name: str, parse: Callable[[str, Any], Any]) -> Any:
-        value = settings.get(name)
-        value = getattr(run, name, None) if value is None else value
-        return None if value is None else errors.check(lambda: parse(name, value))
-
-    training_time_s = setting("training_time_s", _positive_seconds)
-    deadline_s = setting("deadline", _seconds_until)
-    budget_usd = setting("budget_usd", _positive_number)
-    changeover_s = setting("changeover_s", _positive_seconds)
-    errors.raise_all()
-    if training_time_s is None:
+def estimate_limits(
+    run: RunConfig, traits: Traits, changeover: Duration | None = None
+) -> EstimateLimits:
+    """Return what is estimated for a run. Raises `ConfigError` without a training time."""
+    # The clock of this computer: the storage need not be accessible.
+    limits = read_limits(run, traits, system.wall_ms())
+    if limits.training_time_s is None:
         raise ConfigError(
             "The training time is unknown: without it neither cost nor duration can be estimated.",
-            do="Pass estimate(training_time='40h') or RunConfig(training_time_s=...): the duration "
-            "with all workers, if no machine is lost.",
+            do="Pass estimate(training_time='40h') or RunConfig(training_time_s='40h'): the "
+            "duration with all workers, if no machine is lost.",
+        )
+    changeover_s = limits.changeover_s
+    if isinstance(changeover, timedelta):
+        changeover_s = changeover.total_seconds()
+    elif changeover is not None:
+        changeover_s = parse_seconds(changeover, setting=f"changeover={changeover!r}")
+    if not 0 < changeover_s < math.inf:
+        raise ConfigError(
+            f"changeover={changeover!r} must be greater than 0.",
+            do="Pass the time from a loss of machines to new progress, such as '10m'.",
         )
     return EstimateLimits(
-        training_time_s=training_time_s,
-        deadline_s=deadline_s,
-        budget_usd=budget_usd,
-        changeover_s=changeover_s or DEFAULT_CHANGEOVER_S,
-        fallback=setting("fallback", lambda _, value: value) or "on_demand",
+        training_time_s=limits.training_time_s,
+        deadline_s=limits.deadline_s,
+        budget_usd=limits.budget_usd,
+        changeover_s=changeover_s,
+        uses_on_demand=limits.uses_on_demand,
+        fallback=run.fallback,
     )
-
-
-def _positive_seconds(name: str, value: Any) -> float:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, str):
-        value = parse_seconds(value, setting=f"{name}={value!r}")
-    return _positive_number(name, value)
-
-
-def _positive_number(name: str, value: Any) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        kind = "US dollars" if name.endswith("_usd") else "seconds, or a text such as '40h'"
-        raise ConfigError(
-            f"{name}={value!r} must be greater than 0.", do=f"Pass a number of {kind}."
-        )
-    return float(value)
-
-
-def _seconds_until(name: str, value: Any) -> float:
-    if isinstance(value, datetime):
-        value = value.timestamp() - system.wall_ms() / 1000
-    return _positive_seconds(name, value)
 
 
 # --- The arithmetic -------------------------------------------------------------------------------
 
 
 def compute_estimate(
-    listing: OfferListing, limits: EstimateLimits, markets: MarketReplay, *, machines: int
+    plans: Sequence[OfferPlan], limits: EstimateLimits, markets: MarketReplay
 ) -> Estimate:
-    """Return the estimate of a run on `machines` machines with these offers and markets."""
-    used = _used_offers(listing.offers, limits)
-    is_priced = all(offer.price is not None for offer in used)
-    job = _replayed_job(used, limits, machines)
+    """Return the estimate of a run on these offers and markets."""
+    used = _used_offers(plans, limits)
+    job = _replayed_job(used, limits)
     outcomes = markets.replay(job, max_decisions=_MAX_DECISIONS)
+    is_priced = all(one.offer.price for one in used)
     costs = sorted(_finished(one, one.usd) for one in outcomes) if is_priced else []
 
-    def replay_mean(used: Sequence[Offer], share: float) -> float:
-        other = _replayed_job(used, limits, machines)
+    def replay_mean(others: Sequence[OfferPlan], share: float) -> float:
+        other = _replayed_job(others, limits)
         if other == job:
             return statistics.fmean(costs)
         replayed = markets.replay(other, max_decisions=int(_MAX_TABLE_DECISIONS * share))
         return statistics.fmean(_finished(one, one.usd) for one in replayed)
 
     hours = (limits.training_time_s + limits.changeover_s) / 3600
-    fallback = [_known_usd(one) for one in used if one.price and one.market is Market.ON_DEMAND]
-    fallback_usd = min(fallback, default=0.0) * hours * machines
+    on_demand = _on(Market.ON_DEMAND, used)
+    on_demand_usd = min((one.usd_per_hour * hours for one in on_demand if is_priced), default=0.0)
     is_late = [one.is_late for one in outcomes]
-    may_fall_back = limits.fallback != "never"
-    has_on_demand = any(offer.market is Market.ON_DEMAND for offer in listing.offers)
+    can_fall_back = limits.fallback != "never" and bool(_on(Market.ON_DEMAND, plans))
     return Estimate(
-        workers=machines,
-        machines=machines,
+        workers=0,
         limits=limits,
-        earliest_deadline_s=hours * 3600 if has_on_demand and may_fall_back else None,
-        worst_case_usd=max(*costs, fallback_usd) if costs else None,
+        earliest_deadline_s=hours * 3600 if can_fall_back else None,
+        worst_case_usd=max(*costs, on_demand_usd) if costs else None,
         costs_usd=tuple(costs),
         finish_s=distribution([_finished(one, one.finish_s) for one in outcomes]),
         deadline_share=None if limits.deadline_s is None else 1 - sum(is_late) / len(is_late),
-        offers=tuple(_offer_table(listing.offers, limits, machines, replay_mean)),
+        offers=tuple(_offer_table(plans, limits, replay_mean)),
         recordings=tuple(markets.names),
         replays=len(outcomes),
         as_of_ms=system.wall_ms(),
-        remarks=(*listing.remarks, *markets.remarks, *_price_remarks(listing.offers, used)),
+        remarks=(*markets.remarks, *_price_remarks(plans, used)),
     )
 
 
-def _used_offers(offers: Sequence[Offer], limits: EstimateLimits) -> list[Offer]:
+def _used_offers(plans: Sequence[OfferPlan], limits: EstimateLimits) -> list[OfferPlan]:
     """The offers that are replayed: those with a price, of each market that may be used."""
-    spot = _priced([one for one in offers if one.market is Market.SPOT])
-    on_demand = _priced([one for one in offers if one.market is Market.ON_DEMAND])
-    keeps_deadline = limits.deadline_s is not None and limits.fallback != "never"
-    return [*spot, *on_demand] if keeps_deadline or not spot else spot
+    spot, on_demand = _priced(_on(Market.SPOT, plans)), _priced(_on(Market.ON_DEMAND, plans))
+    return [*spot, *on_demand] if limits.uses_on_demand or not spot else spot
 
 
-def _priced(offers: list[Offer]) -> list[Offer]:
-    return [one for one in offers if one.price is not None] or offers
+def _on(market: Market, plans: Sequence[OfferPlan]) -> list[OfferPlan]:
+    return [one for one in plans if one.offer.market is market]
 
 
-def _replayed_job(used: Sequence[Offer], limits: EstimateLimits, machines: int) -> ReplayedJob:
-    prices = {market: [_usd(one) for one in used if one.market is market] for market in Market}
-    spot_usd = min((usd for usd in prices[Market.SPOT] if usd is not None), default=None)
-    on_demand_usd = min((usd for usd in prices[Market.ON_DEMAND] if usd is not None), default=None)
-    if spot_usd is None:
-        spot_usd = 1.0 if on_demand_usd is None else on_demand_usd / ASSUMED_PRICE_RATIO
-    if on_demand_usd is None:
-        on_demand_usd = spot_usd * ASSUMED_PRICE_RATIO
-    assumed = {Market.SPOT: spot_usd, Market.ON_DEMAND: on_demand_usd}
-    offers = tuple(
-        ReplayedOffer(market=one.market, usd_per_hour=assumed[one.market] if usd is None else usd)
-        for one in used
-        for usd in [_usd(one)]
-    )
+def _priced(plans: list[OfferPlan]) -> list[OfferPlan]:
+    return [one for one in plans if one.offer.price] or plans
+
+
+def _replayed_job(used: Sequence[OfferPlan], limits: EstimateLimits) -> ReplayedJob:
+    known = {
+        market: min((one.usd_per_hour for one in _on(market, used) if one.offer.price), default=0.0)
+        for market in Market
+    }
+    spot_usd = known[Market.SPOT] or known[Market.ON_DEMAND] / ASSUMED_PRICE_RATIO or 1.0
+    assumed = {
+        Market.SPOT: spot_usd,
+        Market.ON_DEMAND: known[Market.ON_DEMAND] or spot_usd * ASSUMED_PRICE_RATIO,
+    }
     return ReplayedJob(
-        offers=offers,
-        machines=machines,
+        offers=tuple(
+            ReplayedOffer(
+                market=one.offer.market,
+                machines=one.machines,
+                usd_per_hour=one.usd_per_hour if one.offer.price else assumed[one.offer.market],
+            )
+            for one in used
+        ),
         work_s=limits.training_time_s,
         changeover_s=limits.changeover_s,
         deadline_s=limits.deadline_s,
@@ -212,48 +194,55 @@ def _replayed_job(used: Sequence[Offer], limits: EstimateLimits, machines: int) 
 
 
 def _offer_table(
-    offers: Sequence[Offer],
+    plans: Sequence[OfferPlan],
     limits: EstimateLimits,
-    machines: int,
-    replay_mean: Callable[[Sequence[Offer], float], float],
+    replay_mean: Callable[[Sequence[OfferPlan], float], float],
 ) -> list[OfferEstimate]:
     """`replay_mean` returns the mean cost with these offers, in a share of the computing time."""
-    expected = _expected_by_spot_price(offers, limits, replay_mean)
-    machine_hours = (limits.training_time_s + limits.changeover_s) / 3600 * machines
-    on_demand = [one for one in offers if one.market is Market.ON_DEMAND and one.price]
+    expected = _expected_on_spot(plans, limits, replay_mean)
+    hours = (limits.training_time_s + limits.changeover_s) / 3600
+    on_demand = [one for one in _on(Market.ON_DEMAND, plans) if one.offer.price]
     table = []
-    for one in offers:
-        usd = _usd(one)
-        twins = [_known_usd(other) for other in on_demand if _same_machines(one, other)]
-        expected_usd = None if usd is None else expected.get(usd)
-        if one.market is Market.ON_DEMAND:
-            expected_usd = None if usd is None else usd * machine_hours
-        on_demand_usd = min(twins) * machine_hours if twins else None
+    for one in plans:
+        twins = [other for other in on_demand if _is_same_machine(one.offer, other.offer)]
+        expected_usd = expected.get(_cost_key(one)) if one.offer.price else None
+        if one in on_demand:
+            expected_usd = one.usd_per_hour * hours
         table.append(
-            OfferEstimate(offer=one, expected_usd=expected_usd, on_demand_usd=on_demand_usd)
+            OfferEstimate(
+                offer=one.offer,
+                machines=one.machines,
+                expected_usd=expected_usd,
+                on_demand_usd=min((twin.usd_per_hour * hours for twin in twins), default=None),
+            )
         )
     return table
 
 
-def _expected_by_spot_price(
-    offers: Sequence[Offer],
+def _expected_on_spot(
+    plans: Sequence[OfferPlan],
     limits: EstimateLimits,
-    replay_mean: Callable[[Sequence[Offer], float], float],
-) -> dict[float, float]:
-    """Mean cost with one spot offer and the cheapest on-demand one, by the price of the former."""
-    on_demand = [one for one in offers if one.market is Market.ON_DEMAND]
-    priced = [one for one in on_demand if one.price]
-    fallback = [min(priced, key=_known_usd)] if priced else on_demand[:1]
-    spot = {_known_usd(one): one for one in offers if one.market is Market.SPOT and one.price}
+    replay_mean: Callable[[Sequence[OfferPlan], float], float],
+) -> dict[tuple[float, int], float]:
+    """Mean cost with one spot offer and, if it may be used, the cheapest on-demand one."""
+    on_demand = _on(Market.ON_DEMAND, plans)
+    priced = [one for one in on_demand if one.offer.price]
+    fallback = [min(priced, key=lambda one: one.usd_per_hour)] if priced else on_demand[:1]
+    # Offers with equal prices have equal replays.
+    spot = {_cost_key(one): one for one in _on(Market.SPOT, plans) if one.offer.price}
     expected = {}
-    for usd, one in spot.items():
+    for key, one in spot.items():
         used = _used_offers([one, *fallback], limits)
-        if all(other.price for other in used):
-            expected[usd] = replay_mean(used, 1 / len(spot))
+        if all(other.offer.price for other in used):
+            expected[key] = replay_mean(used, 1 / len(spot))
     return expected
 
 
-def _same_machines(one: Offer, other: Offer) -> bool:
+def _cost_key(plan: OfferPlan) -> tuple[float, int]:
+    return plan.usd_per_hour, plan.machines
+
+
+def _is_same_machine(one: Offer, other: Offer) -> bool:
     return (one.provisioner, one.region, one.machine_type) == (
         other.provisioner,
         other.region,
@@ -261,26 +250,17 @@ def _same_machines(one: Offer, other: Offer) -> bool:
     )
 
 
-def _price_remarks(offers: Sequence[Offer], used: Sequence[Offer]) -> list[str]:
-    unknown = [one.name for one in offers if one.price is None]
+def _price_remarks(plans: Sequence[OfferPlan], used: Sequence[OfferPlan]) -> list[str]:
+    unknown = [one.offer.name for one in plans if one.offer.price is None]
     if not unknown:
         return []
-    if any(one.price is None for one in used):
-        return [
-            f"The cost is unknown, because these prices are: {', '.join(unknown)}. The times "
-            f"assume on-demand machines at {ASSUMED_PRICE_RATIO:g} times the price of spot ones; "
-            "the option `prices` of the backend states prices."
-        ]
-    return [f"Offers whose price is unknown are not used: {', '.join(unknown)}."]
-
-
-def _usd(offer: Offer) -> float | None:
-    return None if offer.price is None else offer.price.usd_per_hour
-
-
-def _known_usd(offer: Offer) -> float:
-    assert offer.price is not None
-    return offer.price.usd_per_hour
+    if all(one.offer.price for one in used):
+        return [f"Offers whose price is unknown are not used: {', '.join(unknown)}."]
+    return [
+        f"The cost is unknown, because these prices are: {', '.join(unknown)}. The times assume "
+        f"on-demand machines at {ASSUMED_PRICE_RATIO:g} times the price of spot ones; the option "
+        "`prices` of the backend states prices."
+    ]
 
 
 def _finished(outcome: ReplayOutcome, value: float | None) -> float:
@@ -299,8 +279,9 @@ def confirm_cost(
 ) -> None:
     """Ask in the terminal whether a run may cost more than `limit_usd`; see `fit(confirm=)`.
 
-    Does nothing without a terminal, or if the worst case is below the limit. Raises `ConfigError`
-    for an invalid limit or a missing training time, and `RunCancelledError` if it is declined.
+    Does nothing without a terminal, or if neither the worst case nor the budget is above the limit.
+    Raises `ConfigError` for an invalid limit or a missing training time, and `RunCancelledError` if
+    it is declined.
     """
     is_number = isinstance(limit_usd, (int, float)) and not isinstance(limit_usd, bool)
     if not is_number or not limit_usd >= 0:
@@ -311,12 +292,9 @@ def confirm_cost(
     if not (_has_terminal if is_terminal is None else is_terminal)():
         return
     estimate = estimate_request(request, {})
-    budget_usd = estimate.limits.budget_usd
-    most_usd = min(
-        (usd for usd in (estimate.worst_case_usd, budget_usd) if usd is not None), default=None
-    )
+    known = [usd for usd in (estimate.worst_case_usd, request.run.budget_usd) if usd is not None]
     # An unknown cost may be above the limit.
-    if most_usd is not None and most_usd <= limit_usd:
+    if known and min(known) <= limit_usd:
         return
     question = "\n".join([*format_confirmation(estimate), "Rent the machines? [y/N] "])
     if ask(question).strip().lower() not in ("y", "yes"):

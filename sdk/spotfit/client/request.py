@@ -359,10 +359,11 @@ def plan_group(request: FitRequest) -> PlannedGroup:
     """
     name, options = request.resolve_provisioner()
     provisioner = open_provisioner(name, options)
-    return PlannedGroup(provisioner, provisioner.plan(_group_request(request)))
+    return PlannedGroup(provisioner, provisioner.plan(group_request(request)))
 
 
-def _group_request(request: FitRequest, offer: Offer | None = None) -> GroupRequest:
+def group_request(request: FitRequest, offer: Offer | None = None) -> GroupRequest:
+    """Return a request for the maximum number of workers, for checks only."""
     # The maximum: an elastic run may grow to it, and its plan is the one most likely to be invalid.
     return GroupRequest(
         token=PREFLIGHT_TOKEN,
@@ -485,9 +486,9 @@ def _check_cost_limits(request: FitRequest, provisioner: Provisioner, storage: S
         return CostSpec()
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
     limits = read_limits(request.run, provisioner.traits, now_ms)
-    listing = list_offers(provisioner, _group_request(request))
+    listing = list_offers(provisioner, group_request(request))
     plans = [
-        OfferPlan(offer, provisioner.plan(_group_request(request, offer)).num_nodes)
+        OfferPlan(offer, provisioner.plan(group_request(request, offer)).num_nodes)
         for offer in listing.offers
         if offer.price is not None
     ]

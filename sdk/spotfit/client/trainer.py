@@ -156,8 +156,9 @@ class DataParallelTrainer:
         Lists the offers of the backend with their prices, and replays recorded spot markets with
         the policy that schedules runs. `training_time` is the duration with all workers if no
         machine is lost. It, `deadline` and `budget_usd` replace those of `RunConfig`. `changeover`
-        is the time from a loss to new progress, by default ten minutes. `recordings` is a folder of
-        other recorded markets, whose outages and lifetimes then apply. Raises `ConfigError`.
+        is the time from a loss to new progress, by default that of the backend. `recordings` is a
+        folder of other recorded markets, whose outages and lifetimes then apply. Raises
+        `ConfigError`.
         """
         if self.scaling_config.num_workers == 0:
             raise ConfigError(
@@ -171,9 +172,10 @@ class DataParallelTrainer:
             "training_time_s": training_time,
             "deadline": deadline,
             "budget_usd": budget_usd,
-            "changeover_s": changeover,
         }
-        return estimate_request(self._build_request(), settings, recordings=recordings)
+        return estimate_request(
+            self._build_request(), settings, changeover=changeover, recordings=recordings
+        )
 
     # Class methods of Ray's trainers: scripts that call them get an explanation.
 

@@ -14,21 +14,23 @@ class ReplayedOffer(msgspec.Struct, frozen=True, kw_only=True):
     """An offer as it is replayed: the price of the listing, the outages of a recording."""
 
     market: Market
+    machines: int
+    """For all workers."""
     usd_per_hour: float
-    """Of one machine."""
+    """Of all these machines."""
 
 
 class ReplayedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A training whose machines are rented together from one of the offers at a time."""
 
     offers: tuple[ReplayedOffer, ...]
-    machines: int
+    """Those that the run may use."""
     work_s: float
     """Training time with all machines."""
     changeover_s: float
     """From the request of machines to their first progress, including work that is repeated."""
     deadline_s: float | None = None
-    """From the start; None for none. On-demand offers are only used to keep it, or alone."""
+    """From the start; None for none."""
 
 
 class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):

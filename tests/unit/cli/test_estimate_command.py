@@ -30,8 +30,8 @@ def invoke(recordings: Path, *arguments: str) -> Result:
 
 
 def test_the_text_has_guarantee_offers_and_recordings(recordings: Path) -> None:
-    shown = invoke(recordings, "--deadline", "3h", "--budget", "50").stdout
-    assert "2 workers on 2 machines, 2.0 h of training, deadline in 3.0 h, budget $50" in shown
+    shown = invoke(recordings, "--deadline", "3h", "--budget", "50", "--changeover", "10m").stdout
+    assert "2 workers, 2.0 h of training, deadline in 3.0 h, budget $50" in shown
     assert "The deadline can be guaranteed: worst case $13.00, expected $4.33" in shown
     assert "zone-7" in shown
 

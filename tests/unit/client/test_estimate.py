@@ -30,13 +30,12 @@ def an_offer(market: Market = Market.SPOT, usd: float | None = 1.0, **fields: An
     offer = Offer(
         name=f"x/{market}", provisioner="x", market=market, price=price, **{**defaults, **fields}
     )
-    return OfferEstimate(offer=offer, expected_usd=usd, on_demand_usd=None)
+    return OfferEstimate(offer=offer, machines=2, expected_usd=usd, on_demand_usd=None)
 
 
 def an_estimate(*, limits: dict[str, Any] | None = None, **fields: Any) -> Estimate:
     defaults: dict[str, Any] = {
         "workers": 8,
-        "machines": 2,
         "earliest_deadline_s": 40.1 * HOUR_S,
         "worst_case_usd": 61.0,
         "costs_usd": (18.0, 23.0, 40.0),
@@ -47,7 +46,13 @@ def an_estimate(*, limits: dict[str, Any] | None = None, **fields: Any) -> Estim
         "replays": 3,
         "as_of_ms": NOW_MS,
     }
-    given = {"training_time_s": 40 * HOUR_S, "deadline_s": 60 * HOUR_S, **(limits or {})}
+    given: dict[str, Any] = {
+        "training_time_s": 40 * HOUR_S,
+        "deadline_s": 60 * HOUR_S,
+        "changeover_s": 600.0,
+        "uses_on_demand": True,
+    }
+    given |= limits or {}
     return Estimate(limits=EstimateLimits(**given), **{**defaults, **fields})
 
 
@@ -92,7 +97,12 @@ def test_a_deadline_is_guaranteed_in_time_and_within_the_budget(
         ({"deadline_s": HOUR_S}, {}, "The deadline in 60.0 min cannot be guaranteed: worst"),
         ({"fallback": "never"}, {"earliest_deadline_s": None}, 'with fallback="never": worst'),
         ({}, {"earliest_deadline_s": None}, "cannot be guaranteed without on-demand offers: worst"),
-        ({"deadline_s": None}, {}, "Without a deadline the run waits for spot machines: worst"),
+        (
+            {"deadline_s": None, "uses_on_demand": False},
+            {},
+            "Without a deadline the run waits for spot machines: worst",
+        ),
+        ({"deadline_s": None}, {}, "on-demand machines are used while spot is refused: worst"),
         ({}, {"offers": (an_offer(Market.ON_DEMAND),)}, "The backend offers no spot machines. The"),
         ({}, {"costs_usd": ()}, "The deadline can be guaranteed: the cost is unknown."),
     ],
@@ -118,12 +128,12 @@ def test_the_table_has_place_price_source_and_age_of_every_offer() -> None:
     rows = [line.split() for line in str(an_estimate()).splitlines() if "g5.xlarge" in line]
     source = ["EC2", "spot", "price", "history,", "2.0", "h", "ago"]
     assert rows == [
-        ["spot", "zone-a", "g5.xlarge", "$1.00", *source, "$1.00", "unknown"],
-        ["on_demand", "east", "q", "g5.xlarge", "$3.00", *source, "$3.00", "unknown"],
+        ["spot", "zone-a", "2", "g5.xlarge", "$1.00", *source, "$1.00", "unknown"],
+        ["on_demand", "east", "q", "2", "g5.xlarge", "$3.00", *source, "$3.00", "unknown"],
     ]
     unknown = str(an_estimate(offers=(an_offer(usd=None),)))
     assert ["unknown", "-", "unknown", "unknown"] in [
-        line.split()[3:] for line in unknown.splitlines() if "g5.xlarge" in line
+        line.split()[4:] for line in unknown.splitlines() if "g5.xlarge" in line
     ]
 
 
@@ -134,7 +144,7 @@ def test_a_new_price_has_no_age() -> None:
         market=Market.SPOT,
         price=Price(usd_per_hour=1.0, source="given", as_of_s=NOW_MS / 1000),
     )
-    one = OfferEstimate(offer=offer, expected_usd=1.0, on_demand_usd=None)
+    one = OfferEstimate(offer=offer, machines=1, expected_usd=1.0, on_demand_usd=None)
     assert "given   $1.00" in str(an_estimate(offers=(one,)))
 
 
@@ -159,7 +169,7 @@ def test_the_recordings_are_named_where_spot_machines_are_used() -> None:
 
 def test_the_confirmation_has_three_lines() -> None:
     assert format_confirmation(an_estimate()) == [
-        "8 workers on 2 machines, 40.0 h of training, deadline in 60.0 h",
+        "8 workers, 40.0 h of training, deadline in 60.0 h",
         "Cost: worst case $61.00, expected $27.00, $40.00 or less in 95 % of the replays.",
         "The deadline can be guaranteed.",
     ]

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from spotfit.client import estimate_run
+from spotfit.client.cost_limits import OfferPlan
 from spotfit.client.estimate import Estimate, EstimateLimits
 from spotfit.client.estimate_run import (
     compute_estimate,
     confirm_cost,
+    estimate_limits,
     estimate_request,
-    read_limits,
 )
 from spotfit.client.run_config import RunConfig
-from spotfit.core.errors import ConfigError, ConfigErrors, RunCancelledError
-from spotfit.host import plugins, system
+from spotfit.core.errors import ConfigError, RunCancelledError
+from spotfit.host import plugins
 from spotfit.model.config import ScalingConfig
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.replay import ReplayedJob, ReplayOutcome
+from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 from tests.unit.client.harness import ClientHarness
 
 HOUR_S = 3600.0
-TEN_HOURS = EstimateLimits(training_time_s=10 * HOUR_S)
 MACHINE_HOURS = 2 * (10 + 1 / 6)
 
 
@@ -51,7 +52,7 @@ class RecordingMarkets:
         return [
             ReplayOutcome(
                 recording="zone-1",
-                usd=usd * job.machines * finish_s / HOUR_S,
+                usd=usd * finish_s / HOUR_S,
                 finish_s=finish_s,
                 is_late=is_late,
             )
@@ -69,10 +70,14 @@ SPOT = an_offer(Market.SPOT, 1.0, "a")
 ON_DEMAND = an_offer(Market.ON_DEMAND, 3.0)
 
 
-def estimate(*offers: Offer, has_spot: bool = True, **limits: Any) -> Estimate:
-    markets = RecordingMarkets(has_spot=has_spot)
-    given = EstimateLimits(training_time_s=10 * HOUR_S, **limits)
-    return compute_estimate(OfferListing(offers, ("A remark.",)), given, markets, machines=2)
+def estimate(*offers: Offer, markets: RecordingMarkets | None = None, **limits: Any) -> Estimate:
+    given: dict[str, Any] = {
+        "training_time_s": 10 * HOUR_S,
+        "changeover_s": 600.0,
+        "uses_on_demand": "deadline_s" in limits,
+    }
+    plans = [OfferPlan(offer, 2) for offer in offers]
+    return compute_estimate(plans, EstimateLimits(**given | limits), markets or RecordingMarkets())
 
 
 def test_a_constant_market_costs_what_its_machines_cost() -> None:
@@ -83,7 +88,7 @@ def test_a_constant_market_costs_what_its_machines_cost() -> None:
     assert found.worst_case_usd == pytest.approx(3.0 * MACHINE_HOURS)
     assert found.earliest_deadline_s == pytest.approx(10 * HOUR_S + 600)
     assert (found.is_guaranteed, found.deadline_share) == (True, 1.0)
-    assert found.remarks == ("A remark.", "other.json is not used.")
+    assert found.remarks == ("other.json is not used.",)
 
 
 def test_without_a_deadline_only_spot_machines_are_replayed() -> None:
@@ -94,9 +99,31 @@ def test_without_a_deadline_only_spot_machines_are_replayed() -> None:
 
 
 def test_without_fallback_no_deadline_is_guaranteed() -> None:
-    found = estimate(SPOT, ON_DEMAND, deadline_s=20 * HOUR_S, fallback="never")
+    found = estimate(
+        SPOT, ON_DEMAND, deadline_s=20 * HOUR_S, uses_on_demand=False, fallback="never"
+    )
     assert (found.earliest_deadline_s, found.is_guaranteed) == (None, False)
     assert found.worst_case_usd == pytest.approx(1.0 * MACHINE_HOURS)
+
+
+def test_on_demand_machines_may_be_used_without_a_deadline() -> None:
+    markets = RecordingMarkets()
+    found = estimate(SPOT, ON_DEMAND, markets=markets, uses_on_demand=True)
+    assert found.worst_case_usd == pytest.approx(3.0 * MACHINE_HOURS)
+    assert [one.market for one in markets.jobs[0].offers] == [Market.SPOT, Market.ON_DEMAND]
+
+
+def test_offers_need_different_numbers_of_machines() -> None:
+    markets = RecordingMarkets()
+    limits = EstimateLimits(training_time_s=10 * HOUR_S, changeover_s=600.0, uses_on_demand=False)
+    big = an_offer(Market.SPOT, 1.5, "big")
+    found = compute_estimate([OfferPlan(SPOT, 4), OfferPlan(big, 2)], limits, markets)
+    replayed = [(one.machines, one.usd_per_hour) for one in markets.jobs[0].offers]
+    assert replayed == [(4, 4.0), (2, 3.0)]
+    assert [one.machines for one in found.offers] == [4, 2]
+    assert [one.expected_usd for one in found.offers] == [
+        pytest.approx(usd * (10 + 1 / 6)) for usd in (4.0, 3.0)
+    ]
 
 
 def test_on_demand_machines_alone_need_no_deadline() -> None:
@@ -109,9 +136,9 @@ def test_a_replay_may_cost_more_than_on_demand_machines_all_the_time() -> None:
         def replay(self, job: ReplayedJob, *, max_decisions: int) -> Sequence[ReplayOutcome]:
             return [ReplayOutcome(recording="a", usd=1e3, finish_s=1.0, is_late=False)]
 
-    limits = EstimateLimits(training_time_s=10 * HOUR_S, deadline_s=20 * HOUR_S, budget_usd=999.0)
-    listing = OfferListing((SPOT, ON_DEMAND))
-    found = compute_estimate(listing, limits, DearMarkets(), machines=2)
+    found = estimate(
+        SPOT, ON_DEMAND, markets=DearMarkets(), deadline_s=20 * HOUR_S, budget_usd=999.0
+    )
     assert (found.worst_case_usd, found.is_guaranteed, found.budget_share) == (1e3, False, 0.0)
 
 
@@ -129,7 +156,8 @@ def test_each_offer_is_also_replayed_alone() -> None:
 
 def test_an_offer_alone_falls_back_to_the_cheapest_on_demand_offer() -> None:
     twin = an_offer(Market.ON_DEMAND, 5.0)
-    found = estimate(SPOT, twin, ON_DEMAND, has_spot=False, deadline_s=20 * HOUR_S)
+    markets = RecordingMarkets(has_spot=False)
+    found = estimate(SPOT, twin, ON_DEMAND, markets=markets, deadline_s=20 * HOUR_S)
     assert found.offers[0].expected_usd == pytest.approx(3.0 * MACHINE_HOURS)
 
 
@@ -148,8 +176,7 @@ def test_unknown_prices_make_the_cost_unknown_but_not_the_times(
 ) -> None:
     offers = an_offer(Market.SPOT, spot), an_offer(Market.ON_DEMAND, on_demand)
     markets = RecordingMarkets()
-    limits = EstimateLimits(training_time_s=10 * HOUR_S, deadline_s=20 * HOUR_S)
-    found = compute_estimate(OfferListing(offers), limits, markets, machines=2)
+    found = estimate(*offers, markets=markets, deadline_s=20 * HOUR_S)
     assert (found.usd, found.worst_case_usd) == (None, None)
     assert (found.offers[0].expected_usd, found.is_guaranteed) == (None, True)
     assert found.finish_s.mean == pytest.approx(10 * HOUR_S + 600)
@@ -161,40 +188,36 @@ def test_unknown_prices_make_the_cost_unknown_but_not_the_times(
 # --- Inputs ---------------------------------------------------------------------------------------
 
 
-def test_settings_are_durations_or_times() -> None:
-    deadline = datetime.fromtimestamp(system.wall_ms() / 1000, UTC) + timedelta(hours=60)
-    limits = read_limits(
-        RunConfig(),
-        {"training_time_s": "40h", "deadline": deadline, "changeover_s": timedelta(minutes=5)},
-    )
-    assert (limits.training_time_s, limits.changeover_s) == (40 * HOUR_S, 300.0)
-    assert limits.deadline_s == pytest.approx(60 * HOUR_S, abs=60)
+TRAITS = Traits()
 
 
-def test_settings_of_the_run_config_are_the_default() -> None:
-    class Configured:
-        training_time_s = 7200.0
-        deadline = "3h"
-        budget_usd = 5
-        fallback = "never"
-
-    limits = read_limits(Configured(), {"budget_usd": 6})
-    assert limits == EstimateLimits(
-        training_time_s=7200.0, deadline_s=3 * HOUR_S, budget_usd=6.0, fallback="never"
+def test_limits_are_those_of_the_run() -> None:
+    run = RunConfig(training_time_s="40h", deadline="60h", budget_usd=5, fallback="never")
+    assert estimate_limits(run, TRAITS) == EstimateLimits(
+        training_time_s=40 * HOUR_S,
+        deadline_s=60 * HOUR_S,
+        budget_usd=5.0,
+        changeover_s=TRAITS.start_time_s + 60,
+        uses_on_demand=False,
+        fallback="never",
     )
 
 
-def test_all_invalid_settings_are_reported_together() -> None:
-    invalid = {"training_time_s": 0, "deadline": "soon", "budget_usd": -1, "changeover_s": True}
-    with pytest.raises(ConfigErrors) as raised:
-        read_limits(RunConfig(), invalid)
-    messages = [error.message for error in raised.value.errors]
-    assert [message.split("=")[0] for message in messages] == list(invalid)
+@pytest.mark.parametrize("changeover", [300, "5m", timedelta(minutes=5)])
+def test_the_changeover_time_can_be_given(changeover: Any) -> None:
+    run = RunConfig(training_time_s="40h")
+    assert estimate_limits(run, TRAITS, changeover).changeover_s == 300.0
+
+
+@pytest.mark.parametrize("changeover", ["soon", 0, timedelta(0), float("inf")])
+def test_an_invalid_changeover_time_is_refused(changeover: Any) -> None:
+    with pytest.raises(ConfigError, match="changeover="):
+        estimate_limits(RunConfig(training_time_s="40h"), TRAITS, changeover)
 
 
 def test_a_missing_training_time_is_an_error() -> None:
     with pytest.raises(ConfigError, match="The training time is unknown"):
-        read_limits(RunConfig(), {"deadline": "3h"})
+        estimate_limits(RunConfig(deadline="3h"), TRAITS)
 
 
 @pytest.fixture
@@ -202,7 +225,7 @@ def markets(monkeypatch: pytest.MonkeyPatch) -> RecordingMarkets:
     """The markets that the entry point returns for any folder."""
     found = RecordingMarkets()
     monkeypatch.setattr(plugins, "load", lambda _group, _name: lambda _folder: found)
-    listing = OfferListing((SPOT, ON_DEMAND))
+    listing = OfferListing((SPOT, ON_DEMAND), ("A remark.",))
     monkeypatch.setattr(estimate_run, "list_offers", lambda _provisioner, _request: listing)
     return found
 
@@ -212,9 +235,10 @@ def test_the_machines_are_those_that_the_backend_plans(
 ) -> None:
     harness = ClientHarness(tmp_path, monkeypatch)
     request = harness.request(scaling=ScalingConfig(num_workers=(2, 4)))
-    found = estimate_request(request, {"training_time_s": "10h"})
-    assert (found.workers, found.machines) == (4, 4)
-    assert markets.jobs[0].machines == 4
+    found = estimate_request(request, {"training_time_s": "10h", "deadline": None})
+    assert (found.workers, found.offers[0].machines) == (4, 4)
+    assert markets.jobs[0].offers[0].machines == 4
+    assert found.remarks[0] == "A remark."
     assert found.remarks[-1].startswith("The elastic group is estimated with 4 workers")
     assert not harness.cloud.submitted_tokens
 
@@ -223,7 +247,12 @@ def test_the_machines_are_those_that_the_backend_plans(
 
 
 def confirm(
-    harness: ClientHarness, limit_usd: Any, answer: str = "", *, is_terminal: bool = True
+    harness: ClientHarness,
+    limit_usd: Any,
+    answer: str = "",
+    *,
+    is_terminal: bool = True,
+    budget_usd: float | None = None,
 ) -> list[str]:
     """Return the questions that were asked."""
     questions: list[str] = []
@@ -232,10 +261,7 @@ def confirm(
         questions.append(question)
         return answer
 
-    class Configured(RunConfig):
-        training_time_s = 10 * HOUR_S
-
-    request = harness.request(run=Configured())
+    request = harness.request(run=RunConfig(training_time_s="10h", budget_usd=budget_usd))
     confirm_cost(request, limit_usd, is_terminal=lambda: is_terminal, ask=ask)
     return questions
 
@@ -252,7 +278,7 @@ def test_a_run_above_the_limit_is_confirmed_in_the_terminal(
     harness: ClientHarness, answer: str
 ) -> None:
     (question,) = confirm(harness, 20.0, answer)
-    assert "worst case $20.33" in question
+    assert "worst case $20.37" in question
     assert question.endswith("\nRent the machines? [y/N] ")
 
 
@@ -268,7 +294,8 @@ def test_a_declined_run_raises_before_anything_is_rented(
 def test_no_question_is_asked_below_the_limit_or_without_a_terminal(
     harness: ClientHarness,
 ) -> None:
-    assert confirm(harness, 20.34) == []
+    assert confirm(harness, 20.37) == []
+    assert confirm(harness, 10, budget_usd=9.0) == []
     assert confirm(harness, 0, is_terminal=False) == []
 
 

@@ -262,20 +262,13 @@ class Terminal(io.StringIO):
         return True
 
 
-@dataclass
-class TimedConfig(RunConfig):
-    """Has a training time."""
-
-    training_time_s: float = 7200.0
-
-
 def test_fit_does_not_start_a_run_that_is_declined_in_the_terminal(
     harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Terminal()
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     monkeypatch.setattr(sys, "stdout", shown)
-    run = TimedConfig(name="digits", storage_path=harness.storage_path)
+    run = RunConfig(name="digits", storage_path=harness.storage_path, training_time_s="2h")
     trainer = DataParallelTrainer(train, run_config=run)
     with pytest.raises(RunCancelledError, match="nothing was rented"):
         trainer.fit(confirm=0)

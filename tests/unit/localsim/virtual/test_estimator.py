@@ -32,17 +32,30 @@ def markets(*counts: int, ticks_per_count: int = 1) -> RecordedMarkets:
     return RecordedMarkets([one])
 
 
+def an_offer(market: Market, usd: float, machines: int = 2) -> ReplayedOffer:
+    """`usd` is the price of one machine."""
+    return ReplayedOffer(market=market, machines=machines, usd_per_hour=usd * machines)
+
+
 def a_job(
-    *spot_usd: float, hours: float = 10, machines: int = 2, deadline_h: float | None = None
+    *spot_usd: float,
+    machines: int = 2,
+    work_s: float = 10 * HOUR_S,
+    deadline_h: float | None = None,
+    on_demand_usd: float | None = 3.0,
 ) -> ReplayedJob:
-    spot = [ReplayedOffer(market=Market.SPOT, usd_per_hour=usd) for usd in spot_usd]
+    offers = [an_offer(Market.SPOT, usd, machines) for usd in spot_usd]
+    if on_demand_usd is not None:
+        offers.append(an_offer(Market.ON_DEMAND, on_demand_usd, machines))
     return ReplayedJob(
-        offers=(*spot, ReplayedOffer(market=Market.ON_DEMAND, usd_per_hour=3.0)),
-        machines=machines,
-        work_s=hours * HOUR_S,
+        offers=tuple(offers),
+        work_s=work_s,
         changeover_s=CHANGEOVER_S,
         deadline_s=None if deadline_h is None else deadline_h * HOUR_S,
     )
+
+
+SPOT_ONLY = a_job(0.5, on_demand_usd=None)
 
 
 @pytest.mark.parametrize("deadline_h", [None, 20.0])
@@ -70,7 +83,6 @@ def test_a_deadline_that_can_just_be_kept_is_not_late_because_units_are_rounded(
 ) -> None:
     job = ReplayedJob(
         offers=a_job(0.5).offers,
-        machines=2,
         work_s=40_321.0,
         changeover_s=changeover_s,
         deadline_s=40_321.0 + changeover_s,
@@ -87,35 +99,41 @@ def test_a_deadline_that_is_too_near_is_missed() -> None:
     assert one.finish_s == pytest.approx(10 * HOUR_S + CHANGEOVER_S)
 
 
-def test_without_a_deadline_outages_cost_time_and_another_start() -> None:
+def test_without_on_demand_machines_outages_cost_time_and_another_start() -> None:
     # Six hours with machines, six without: 5 h 50 min of training, then 10 min and 4 h 10 min.
-    (one,) = markets(4, 0, ticks_per_count=36).replay(a_job(0.5), max_decisions=0)
+    (one,) = markets(4, 0, ticks_per_count=36).replay(SPOT_ONLY, max_decisions=0)
     assert one.usd == pytest.approx(2 * 0.5 * (6 + 1 / 6 + 4 + 1 / 6))
     assert one.finish_s == pytest.approx((12 + 1 / 6 + 4 + 1 / 6) * HOUR_S)
 
 
-def test_without_a_deadline_the_cheapest_granted_machines_are_kept() -> None:
+def test_without_a_deadline_on_demand_machines_bridge_long_outages() -> None:
+    # Spot for 6 h, a wait of the changeover time, then on-demand machines: 10 min and 4 h 10 min.
+    (one,) = markets(4, 0, ticks_per_count=36).replay(a_job(0.5), max_decisions=0)
+    assert one.usd == pytest.approx(2 * (0.5 * 6 + 3.0 * (4 + 2 / 6)))
+    assert one.finish_s == pytest.approx((6 + 1 / 6 + 4 + 2 / 6) * HOUR_S)
+
+
+def test_the_cheapest_granted_spot_machines_are_kept_if_others_save_less_than_a_fifth() -> None:
     zones = [
-        MarketRecording("gcp_x_1_a", 600.0, (1,) * 72, 1, spot_usd=1.0, on_demand_usd=3.0),
-        MarketRecording("gcp_x_1_b", 600.0, (0, 1) * 36, 1, spot_usd=1.0, on_demand_usd=3.0),
+        MarketRecording("gcp_x_1_a", 600.0, (0,) + (1,) * 71, 1, spot_usd=1.0, on_demand_usd=3.0),
+        MarketRecording("gcp_x_1_b", 600.0, (1,) * 72, 1, spot_usd=1.0, on_demand_usd=3.0),
     ]
-    # The second offer is dearer, and has the second zone in the first rotation only.
-    first, second = RecordedMarkets(zones).replay(a_job(0.5, 0.7), max_decisions=0)
-    assert (first.recording, first.usd) == ("gcp_x_1_a", pytest.approx(2 * 0.5 * (10 + 1 / 6)))
-    assert (second.recording, second.usd) == ("gcp_x_1_b", pytest.approx(2 * 0.7 * (10 + 1 / 6)))
+    job = a_job(0.5, 0.6, on_demand_usd=None)
+    first, second = RecordedMarkets(zones).replay(job, max_decisions=0)
+    assert (first.recording, first.usd) == ("gcp_x_1_a", pytest.approx(2 * 0.6 * (10 + 1 / 6)))
+    assert (second.recording, second.usd) == ("gcp_x_1_b", pytest.approx(2 * 0.5 * (10 + 1 / 6)))
+
+
+def test_on_demand_machines_alone_are_rented_at_once() -> None:
+    (one,) = markets(0, 1).replay(a_job(), max_decisions=0)
+    assert one.usd == pytest.approx(2 * 3.0 * (10 + 1 / 6))
 
 
 def test_machines_that_never_make_progress_do_not_finish() -> None:
-    (one,) = markets(1, 0).replay(a_job(0.5), max_decisions=0)
+    (one,) = markets(1, 0).replay(SPOT_ONLY, max_decisions=0)
     assert (one.finish_s, one.is_late) == (None, False)
-    spot_only = ReplayedJob(
-        offers=a_job(0.5).offers[:1],
-        machines=1,
-        work_s=HOUR_S,
-        changeover_s=CHANGEOVER_S,
-        deadline_s=5 * HOUR_S,
-    )
-    assert markets(1, 0).replay(spot_only, max_decisions=0)[0].is_late
+    late = a_job(0.5, deadline_h=12, on_demand_usd=None)
+    assert markets(1, 0).replay(late, max_decisions=0)[0].is_late
 
 
 @pytest.mark.parametrize(("machines", "usd"), [(2, 0.5), (3, 3.0), (9, 3.0)])
@@ -137,14 +155,10 @@ def test_offers_without_a_zone_of_their_own_have_another_time_of_the_recording()
     ]
 
 
-def test_free_machines_cost_nothing() -> None:
-    offers = tuple(
-        ReplayedOffer(market=market, usd_per_hour=0.0) for market in (Market.SPOT, Market.ON_DEMAND)
-    )
-    job = ReplayedJob(
-        offers=offers, machines=1, work_s=HOUR_S, changeover_s=60.0, deadline_s=2 * HOUR_S
-    )
-    assert markets(1).replay(job, max_decisions=0)[0].usd == pytest.approx(0.0, abs=1e-6)
+@pytest.mark.parametrize("deadline_h", [None, 20])
+def test_free_machines_cost_nothing(deadline_h: float | None) -> None:
+    job = a_job(0.0, deadline_h=deadline_h, on_demand_usd=0.0)
+    assert markets(1, 0, 1).replay(job, max_decisions=0)[0].usd == 0.0
 
 
 # --- The policy and the recordings ----------------------------------------------------------------
@@ -171,10 +185,9 @@ def test_the_choices_are_those_of_the_cost_benchmark(names: list[str]) -> None:
     start = cost._job_starts(zones[0], 60.0)[2]
     job = ReplayedJob(
         offers=tuple(
-            ReplayedOffer(market=offer.market, usd_per_hour=offer.usd_per_hour)
+            ReplayedOffer(market=offer.market, machines=16, usd_per_hour=offer.usd_per_hour)
             for offer in benchmark_job.offers
         ),
-        machines=16,
         work_s=cost.WORK_H * HOUR_S,
         changeover_s=0.1 * HOUR_S,
         deadline_s=60 * HOUR_S,
