@@ -275,7 +275,7 @@ def confirm_cost(
     limit_usd: float,
     *,
     is_terminal: Callable[[], bool] | None = None,
-    ask: Callable[[str], str] = input,
+    prompt: Callable[[str], str] = input,
 ) -> None:
     """Ask in the terminal whether a run may cost more than `limit_usd`; see `fit(confirm=)`.
 
@@ -297,7 +297,7 @@ def confirm_cost(
     if known and min(known) <= limit_usd:
         return
     question = "\n".join([*format_confirmation(estimate), "Rent the machines? [y/N] "])
-    if ask(question).strip().lower() not in ("y", "yes"):
+    if prompt(question).strip().lower() not in ("y", "yes"):
         raise RunCancelledError(
             "The estimated cost was declined; nothing was rented.",
             do="Call fit() without confirm=, or with a higher limit.",

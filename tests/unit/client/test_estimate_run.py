@@ -257,12 +257,12 @@ def confirm(
     """Return the questions that were asked."""
     questions: list[str] = []
 
-    def ask(question: str) -> str:
+    def prompt(question: str) -> str:
         questions.append(question)
         return answer
 
     request = harness.request(run=RunConfig(training_time_s="10h", budget_usd=budget_usd))
-    confirm_cost(request, limit_usd, is_terminal=lambda: is_terminal, ask=ask)
+    confirm_cost(request, limit_usd, is_terminal=lambda: is_terminal, prompt=prompt)
     return questions
 
 
@@ -291,7 +291,7 @@ def test_a_declined_run_raises_before_anything_is_rented(
     assert not harness.cloud.submitted_tokens
 
 
-def test_no_question_is_asked_below_the_limit_or_without_a_terminal(
+def test_below_the_limit_or_without_a_terminal_nothing_is_confirmed(
     harness: ClientHarness,
 ) -> None:
     assert confirm(harness, 20.37) == []
