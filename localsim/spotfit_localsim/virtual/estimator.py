@@ -35,6 +35,8 @@ from spotfit_localsim.virtual.recorded_market import (
 
 MAX_STARTS = 12
 """Times at which a job starts in each recording, at most."""
+MIN_RECORDINGS = 3
+"""Recordings in which a job starts, at least."""
 LIMIT_FACTOR = 10
 """A job without a deadline ends after this many times its training time."""
 
@@ -79,13 +81,19 @@ class RecordedMarkets:
 
     def replay(self, job: ReplayedJob, *, max_decisions: int) -> list[ReplayOutcome]:
         """Replay the job from several times of every recording; see `MarketReplay`."""
-        starts = int(max_decisions / sum(_decisions(job, one) for one in self._recordings))
-        return list(self._outcomes(job, min(MAX_STARTS, max(1, starts))))
+        starts = max_decisions / sum(_decisions(job, one) for one in self._recordings)
+        # Long jobs that are only compared with each other start in some of the recordings.
+        count = len(self._recordings)
+        every = min(math.ceil(1 / max(starts, 1 / count)), math.ceil(count / MIN_RECORDINGS))
+        return list(self._outcomes(job, min(MAX_STARTS, max(1, int(starts))), every))
 
-    def _outcomes(self, job: ReplayedJob, starts: int) -> Iterator[ReplayOutcome]:
+    def _outcomes(self, job: ReplayedJob, starts: int, every: int) -> Iterator[ReplayOutcome]:
         spot = sum(offer.market is Market.SPOT for offer in job.offers)
+        first_zones = set(self.names[::every])
         for zones in recorded_together(self._recordings):
             for number, first in enumerate(zones):
+                if first.name not in first_zones:
+                    continue
                 used = [zones[(number + n) % len(zones)] for n in range(max(1, spot))]
                 for start in range(starts):
                     at = start * len(first.counts) // starts

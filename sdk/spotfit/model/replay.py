@@ -61,6 +61,6 @@ class MarketReplay(Protocol):
     def replay(self, job: ReplayedJob, *, max_decisions: int) -> Sequence[ReplayOutcome]:
         """Replay the job with the production policy, from several times of every recording.
 
-        Deterministic. The number of times depends on `max_decisions`, a bound of the computing
-        time, but is at least one.
+        Deterministic. `max_decisions` bounds the computing time: with a small one a long job starts
+        once, and only in some of the recordings.
         """
