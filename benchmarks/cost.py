@@ -27,7 +27,7 @@ from benchmarks.measure import RESULTS
 from benchmarks.tables import markdown
 from spotfit.core.errors import ConfigError
 from spotfit.model.offer import Market
-from spotfit_localsim.traces import CapacityTrace, read_trace
+from spotfit_localsim.traces import BUNDLED_RECORDINGS, read_trace
 from spotfit_localsim.virtual.deadline_market import (
     DeadlineJob,
     JobPolicy,
@@ -36,18 +36,19 @@ from spotfit_localsim.virtual.deadline_market import (
     run_job,
 )
 from spotfit_localsim.virtual.elastic_market import ElasticJob, run_elastic_job
+from spotfit_localsim.virtual.recorded_market import (
+    MarketRecording,
+    market_grid,
+    market_recording,
+    recorded_together,
+)
 
-BUNDLED_TRACES = Path(__file__).resolve().parent / "traces"
 WORK_H = 48.0
 DEADLINES_H = (52.0, 60.0, 72.0, 92.0)
 CHANGEOVERS_H = (0.02, 0.1, 0.2)
 PRICE_RATIOS = (2.0, 3.0, 5.0)
-DEFAULT_PRICE_RATIO = 3.0
-"""For recordings without prices."""
 STARTS = 6
 """Times at which a job starts in each recording, evenly distributed."""
-MIN_TICK_S = 290.0
-"""Recordings with shorter intervals are combined: available is what was so all the time."""
 LOSS_PAUSE_S, GROWTH_PAUSE_S = 216.0, 36.0
 MIN_ELASTIC_MACHINES = 8
 
@@ -57,28 +58,6 @@ POLICIES: dict[str, tuple[Callable[[], JobPolicy], bool]] = {
     "greedy": (greedy, False),
 }
 """By name: the policy, and whether it starts machines beside others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The units of a simulation: `ticks` per recording interval."""
-
-    unit_s: float
-    tick: int
-    boot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """A recorded zone, by ticks of `tick_s`: the least number of machines in each."""
-
-    name: str
-    tick_s: float
-    counts: tuple[int, ...]
-    machines: int
-    """The largest number of machines."""
-    spot_usd: float
-    on_demand_usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,48 +84,10 @@ class CostRow:
     policies: dict[str, Score]
 
 
-def grid(tick_s: float, changeover_h: float) -> Grid:
-    """Return units in which a tick and the changeover time are integers, within 2 per cent."""
-    boot_s = changeover_h * 3600
-
-    def error(tick: int) -> float:
-        unit_s = tick_s / tick
-        return abs(max(1, round(boot_s / unit_s)) * unit_s - boot_s) / boot_s
-
-    sizes = range(4, 41)
-    tick = next((size for size in sizes if error(size) < 0.02), min(sizes, key=error))
-    unit_s = tick_s / tick
-    return Grid(unit_s, tick, max(1, round(boot_s / unit_s)))
-
-
-def recording(trace: CapacityTrace) -> Recording:
-    """Return the recording by ticks of at least `MIN_TICK_S`."""
-    interval_s = trace.sampling_interval_s or MIN_TICK_S
-    tick_s = interval_s * max(1, round(MIN_TICK_S / interval_s))
-    counts = tuple(_least_counts(trace, tick_s))
-    spot_usd = trace.spot_usd_per_hour or 1.0
-    on_demand_usd = trace.on_demand_usd_per_hour or DEFAULT_PRICE_RATIO * spot_usd
-    return Recording(
-        trace.name, tick_s, counts, trace.max_capacity, spot_usd, on_demand_usd=on_demand_usd
-    )
-
-
-def _least_counts(trace: CapacityTrace, tick_s: float) -> Iterator[int]:
-    points, at = trace.points, 0
-    for tick in range(int(trace.duration_s / tick_s + 1e-6)):
-        start, end = tick * tick_s, (tick + 1) * tick_s
-        while at + 1 < len(points) and points[at + 1][0] <= start + 1e-6:
-            at += 1
-        last = at
-        while last + 1 < len(points) and points[last + 1][0] < end - 1e-6:
-            last += 1
-        yield min(count for _, count in points[at : last + 1])
-
-
 # --- One zone and several zones -------------------------------------------------------------------
 
 
-def one_zone_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
+def one_zone_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
     """Yield a row per changeover time, deadline and price ratio, over all recordings."""
     for changeover_h in CHANGEOVERS_H:
         for deadline_h in DEADLINES_H:
@@ -174,9 +115,11 @@ def _run_with_price_ratios(
         _run_policies(replace(job, offers=offers), least, ratios[price_ratio])
 
 
-def zones_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
+def zones_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
     """Yield rows for each set of zones that were recorded at the same time, with their prices."""
-    for zones in _recorded_together(recordings):
+    for zones in recorded_together(recordings):
+        if len(zones) < 2:
+            continue
         names = tuple(one.name for one in zones)
         for changeover_h in CHANGEOVERS_H:
             for deadline_h in DEADLINES_H:
@@ -190,24 +133,15 @@ def zones_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
                 yield CostRow("several zones", names, changeover_h, deadline_h, None, scores)
 
 
-def _recorded_together(recordings: Sequence[Recording]) -> list[list[Recording]]:
-    sets: dict[tuple[float, int, str], list[Recording]] = {}
-    for one in recordings:
-        # Sets of recordings have equal names up to the name of the zone.
-        family = "_".join(one.name.split("_")[:3])
-        sets.setdefault((one.tick_s, len(one.counts), family), []).append(one)
-    return [zones for zones in sets.values() if len(zones) > 1]
-
-
-def _covers(one: Recording, deadline_h: float) -> bool:
+def _covers(one: MarketRecording, deadline_h: float) -> bool:
     return len(one.counts) * one.tick_s >= deadline_h * 3600
 
 
 def _jobs(
-    zones: Sequence[Recording], changeover_h: float, deadline_h: float
+    zones: Sequence[MarketRecording], changeover_h: float, deadline_h: float
 ) -> Iterator[DeadlineJob]:
     tick_s = zones[0].tick_s
-    units = grid(tick_s, changeover_h)
+    units = market_grid(tick_s, changeover_h * 3600)
     ticks = int(deadline_h * 3600 / tick_s)
     machines = max(one.machines for one in zones)
     highest = min(one.on_demand_usd for one in zones)
@@ -230,7 +164,7 @@ def _jobs(
         )
 
 
-def _job_starts(one: Recording, deadline_h: float) -> list[int]:
+def _job_starts(one: MarketRecording, deadline_h: float) -> list[int]:
     """The ticks at which jobs start."""
     last = len(one.counts) - int(deadline_h * 3600 / one.tick_s)
     return sorted({round(n * last / (STARTS - 1)) for n in range(STARTS)})
@@ -253,7 +187,7 @@ def _score(results: Sequence[tuple[float, bool]]) -> Score:
 # --- Elastic groups -------------------------------------------------------------------------------
 
 
-def elastic_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
+def elastic_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
     """Yield rows for groups of fixed size and elastic ones, over recordings of many machines."""
     many = [one for one in recordings if one.machines >= MIN_ELASTIC_MACHINES]
     for changeover_h in CHANGEOVERS_H:
@@ -272,7 +206,7 @@ def elastic_rows(recordings: Sequence[Recording]) -> Iterator[CostRow]:
 
 
 def _elastic_results(
-    one: Recording, fixed: DeadlineJob, start: int
+    one: MarketRecording, fixed: DeadlineJob, start: int
 ) -> Iterator[tuple[str, tuple[float, bool]]]:
     ratio = one.on_demand_usd / one.spot_usd
     capacity = one.counts[start : start + fixed.deadline // fixed.tick]
@@ -361,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         late = late_seeds(args.adversarial)
         print(f"{args.adversarial:,} adversarial markets, {len(late)} deadlines missed: {late[:9]}")
         return 1 if late else 0
-    recordings = list(_read([*(args.traces or [BUNDLED_TRACES])]))
+    recordings = list(_read([*(args.traces or [BUNDLED_RECORDINGS])]))
     rows: list[CostRow] = []
     for each in (one_zone_rows, zones_rows, elastic_rows):
         for row in each(recordings):
@@ -373,12 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _read(folders: Sequence[Path]) -> Iterator[Recording]:
+def _read(folders: Sequence[Path]) -> Iterator[MarketRecording]:
     for path in sorted(path for folder in folders for path in folder.glob("*.json")):
         if path.name == "MANIFEST.json":
             continue
         try:
-            one = recording(read_trace(path))
+            one = market_recording(read_trace(path))
         except ConfigError as error:
             print(f"{path.name} is skipped: {error.message}")
             continue

@@ -36,7 +36,7 @@ from spotfit.model.failure_model import (
     SaveCostEstimate,
 )
 from spotfit_localsim.random_streams import SeededStreams
-from spotfit_localsim.traces import CapacityTrace, read_trace
+from spotfit_localsim.traces import BUNDLED_RECORDINGS, CapacityTrace, read_trace
 from spotfit_localsim.virtual.goodput import (
     GoodputConfig,
     GroupLifetime,
@@ -47,7 +47,6 @@ from spotfit_localsim.virtual.goodput import (
     oracle_goodput,
 )
 
-BUNDLED_TRACES = Path(__file__).resolve().parent / "traces"
 NOTICE_S = {"gcp": 30.0, "aws": 120.0}
 """Notice by cloud. A recording whose name does not contain "gcp" is taken to be from AWS."""
 FIXED_INTERVALS_S = (
@@ -155,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args(arguments)
-    folders = args.traces or [BUNDLED_TRACES]
+    folders = args.traces or [BUNDLED_RECORDINGS]
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     if missing:
         parser.error(f"no such folder: {', '.join(missing)}")

@@ -23,6 +23,9 @@ import msgspec
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import did_you_mean
 
+BUNDLED_RECORDINGS = Path(__file__).resolve().parent / "recordings"
+"""The folder with the recordings of this package; its README names their sources."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapacityTrace:

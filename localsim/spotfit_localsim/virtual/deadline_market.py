@@ -97,10 +97,11 @@ class JobResult:
     usd: float
     finished_at: int
     is_late: bool
+    is_finished: bool = True
 
 
-def run_job(job: DeadlineJob, policy: JobPolicy) -> JobResult:
-    """Simulate the job until its work is done, also after the deadline."""
+def run_job(job: DeadlineJob, policy: JobPolicy, *, limit: int | None = None) -> JobResult:
+    """Simulate the job until its work is done, also after the deadline, but not after `limit`."""
     count = len(job.offers)
     state = JobState(
         job,
@@ -109,19 +110,25 @@ def run_job(job: DeadlineJob, policy: JobPolicy) -> JobResult:
         running_units=[0] * count,
         losses=[0] * count,
     )
-    while state.work_left > 0:
+    while state.work_left > 0 and (limit is None or state.now <= limit):
         _apply_availability(state)
         _start_machines(state, policy(state))
         _advance(state)
-    return JobResult(state.usd, state.now, is_late=state.now > job.deadline)
+    is_late = state.now > job.deadline
+    return JobResult(state.usd, state.now, is_late, is_finished=state.work_left == 0)
 
 
 def production_policy(state: JobState) -> int | None:
     """Return the choice of `policy.offer_choice` with the lifetimes that the job observed."""
+    return choose_offer(deadline_state(state), offer_states(state), state.running).offer
+
+
+def offer_states(state: JobState) -> list[OfferState]:
+    """Return what the job knows about its offers, in the terms of the production policy."""
     job, unit_s = state.job, state.job.unit_s
     spot = [n for n, offer in enumerate(job.offers) if offer.market is Market.SPOT]
     total_s, losses = sum(state.running_units[n] for n in spot) * unit_s, sum(state.losses)
-    offers = [
+    return [
         OfferState(
             market=offer.market,
             usd_per_hour=offer.usd_per_hour,
@@ -138,7 +145,6 @@ def production_policy(state: JobState) -> int | None:
         )
         for n, (offer, since) in enumerate(zip(job.offers, state.refused_since, strict=True))
     ]
-    return choose_offer(deadline_state(state), offers, state.running).offer
 
 
 def deadline_state(state: JobState) -> DeadlineState:

@@ -6,10 +6,12 @@ Times are UTC in the format of RFC 3339; a value that is unknown is null.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from spotfit.client.console import RunEvent
+from spotfit.client.estimate import Estimate, OfferEstimate
 from spotfit.client.metrics_history import ReportedMetrics
 from spotfit.client.run_costs import TotalCost
 from spotfit.client.run_handle import RunStatus
@@ -146,6 +148,48 @@ def _of_offer(offer: OfferBill) -> dict[str, Any]:
         "usd": offer.usd,
         "max_usd": offer.max_usd,
         "on_demand_usd": offer.on_demand_usd,
+    }
+
+
+def of_estimate(estimate: Estimate) -> dict[str, Any]:
+    """Return the fields of an estimate, for `spotfit estimate`."""
+    limits = estimate.limits
+    return {
+        "workers": estimate.workers,
+        "training_time_s": limits.training_time_s,
+        "changeover_s": limits.changeover_s,
+        "deadline_s": limits.deadline_s,
+        "budget_usd": limits.budget_usd,
+        "uses_on_demand": limits.uses_on_demand,
+        "is_guaranteed": estimate.is_guaranteed,
+        "earliest_deadline_s": estimate.earliest_deadline_s,
+        "worst_case_usd": estimate.worst_case_usd,
+        "usd": None if estimate.usd is None else asdict(estimate.usd),
+        "finish_s": asdict(estimate.finish_s),
+        "deadline_share": estimate.deadline_share,
+        "budget_share": estimate.budget_share,
+        "offers": [_offer_fields(one) for one in estimate.offers],
+        "recordings": estimate.recordings,
+        "replays": estimate.replays,
+        "as_of": _format_time(estimate.as_of_ms),
+        "remarks": estimate.remarks,
+    }
+
+
+def _offer_fields(one: OfferEstimate) -> dict[str, Any]:
+    offer, price = one.offer, one.offer.price
+    return {
+        "name": offer.name,
+        "market": offer.market,
+        "region": offer.region,
+        "zone": offer.zone,
+        "machine_type": offer.machine_type,
+        "machines": one.machines,
+        "usd_per_hour": None if price is None else price.usd_per_hour,
+        "price_source": None if price is None else price.source,
+        "price_as_of": None if price is None else _format_time(round(price.as_of_s * 1000)),
+        "expected_usd": one.expected_usd,
+        "on_demand_usd": one.on_demand_usd,
     }
 
 

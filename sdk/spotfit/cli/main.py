@@ -12,7 +12,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from spotfit.cli import checkpoint_commands, init_command, json_fields, render
+from spotfit.cli import (
+    checkpoint_commands,
+    estimate_command,
+    init_command,
+    json_fields,
+    render,
+)
 from spotfit.client.console import read_event_lines, read_events
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.request import default_provisioner, parse_provisioner
@@ -72,6 +78,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 app.command("init")(init_command.init)
+app.command("estimate")(estimate_command.estimate)
 
 
 def _print_version(is_requested: bool) -> None:  # noqa: FBT001 - called by typer

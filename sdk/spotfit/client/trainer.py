@@ -24,6 +24,11 @@ from spotfit.model.config import DataConfig, ScalingConfig, datasets_unsupported
 from spotfit.model.validation_config import ValidationConfig
 
 if TYPE_CHECKING:
+    from datetime import datetime
+    from os import PathLike
+
+    from spotfit.client.estimate import Estimate
+    from spotfit.client.estimate_run import Duration
     from spotfit.client.result import Result
     from spotfit.client.run_handle import RunHandle
     from spotfit.provision.profile import ProvisionerOptions
@@ -92,7 +97,7 @@ class DataParallelTrainer:
         self.validation_config = validation_config
         self.provisioner = provisioner
 
-    def fit(self) -> Result:
+    def fit(self, *, confirm: float | None = None) -> Result:
         """Train to the end and return the result. Blocks, and prints the output of the workers.
 
         A run with the same name and storage_path is continued, or followed if it is active. Raises
@@ -100,10 +105,18 @@ class DataParallelTrainer:
         requested, `TrainingFailedError` if training fails, and `RunCancelledError` if another
         process cancels the run. Ctrl-C cancels it and raises KeyboardInterrupt. With num_workers=0
         the function is called in this process, and its exceptions propagate unchanged.
+
+        With `confirm`, a number of US dollars, a terminal shows the estimate and asks before
+        machines are rented, if they may cost more in the worst case; it needs the training time of
+        `estimate()`. Raises `RunCancelledError` if that is declined. Never asks without a terminal.
         """
         if self.scaling_config.num_workers == 0:
             return self._fit_locally()
         request = self._build_request()
+        if confirm is not None:
+            from spotfit.client.estimate_run import confirm_cost
+
+            confirm_cost(request, confirm)
         with prewarm_backend(request):
             # Imported here because it takes a while: the backend prewarms meanwhile.
             from spotfit.client import fit
@@ -128,6 +141,41 @@ class DataParallelTrainer:
             from spotfit.client import fit
 
             return fit.submit(request)
+
+    def estimate(
+        self,
+        *,
+        training_time: Duration | None = None,
+        deadline: Duration | datetime | None = None,
+        budget_usd: float | None = None,
+        changeover: Duration | None = None,
+        recordings: str | PathLike[str] | None = None,
+    ) -> Estimate:
+        """Return expected cost, duration and the guarantee of the deadline. Rents nothing.
+
+        Lists the offers of the backend with their prices, and replays recorded spot markets with
+        the policy that schedules runs. `training_time` is the duration with all workers if no
+        machine is lost. It, `deadline` and `budget_usd` replace those of `RunConfig`. `changeover`
+        is the time from a loss to new progress, by default that of the backend. `recordings` is a
+        folder of other recorded markets, whose outages and lifetimes then apply. Raises
+        `ConfigError`.
+        """
+        if self.scaling_config.num_workers == 0:
+            raise ConfigError(
+                "estimate() is not supported with ScalingConfig(num_workers=0), which rents no "
+                "machines.",
+                do="Set num_workers to at least 1.",
+            )
+        from spotfit.client.estimate_run import estimate_request
+
+        settings = {
+            "training_time_s": training_time,
+            "deadline": deadline,
+            "budget_usd": budget_usd,
+        }
+        return estimate_request(
+            self._build_request(), settings, changeover=changeover, recordings=recordings
+        )
 
     # Class methods of Ray's trainers: scripts that call them get an explanation.
 

@@ -85,11 +85,12 @@ def choose_offer(
     # Waiting for spot machines that cost more than on-demand ones would save nothing.
     market, reason = MarketChoice(Market.ON_DEMAND, "spot machines are not cheaper")
     if cheap:
+        lowest = min(offers[n].usd_per_hour for n in granted or cheap)
         market, reason = choose_market(
             state,
             _market_of(running, cheap),
             spot_refused_s=_shortest_refusal_s(offers[n] for n in cheap),
-            price_ratio=highest / min(offers[n].usd_per_hour for n in granted or cheap),
+            price_ratio=highest / lowest if lowest > 0 else math.inf,
         )
     if market is None:
         return OfferChoice(None, reason)
@@ -181,10 +182,10 @@ def _cheap_offers(offers: Sequence[OfferState], highest: float) -> list[int]:
 
 
 def _shortest_refusal_s(offers: Iterable[OfferState]) -> float | None:
-    """How long all of them have been refused; None if one is not."""
+    """How long all of them have been refused; None if one is not, or without offers."""
     refused = [one.refused_s for one in offers]
     known = [refused_s for refused_s in refused if refused_s is not None]
-    return min(known) if len(known) == len(refused) else None
+    return min(known, default=None) if len(known) == len(refused) else None
 
 
 def _market_of(running: int | None, cheap: Sequence[int]) -> Market | None:

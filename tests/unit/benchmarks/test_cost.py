@@ -1,36 +1,17 @@
-"""The cost benchmark: recordings by ticks, units, sets of zones."""
+"""The cost benchmark: one row per setting, sets of zones."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cost import Recording, grid, main, recording, zones_rows
-from spotfit_localsim.traces import CapacityTrace
-
-
-@pytest.mark.parametrize("changeover_h", [0.02, 0.1, 0.2])
-@pytest.mark.parametrize("tick_s", [300.0, 390.0, 600.0])
-def test_units_divide_tick_and_changeover(tick_s: float, changeover_h: float) -> None:
-    units = grid(tick_s, changeover_h)
-    assert units.unit_s * units.tick == pytest.approx(tick_s)
-    assert units.unit_s * units.boot == pytest.approx(changeover_h * 3600, rel=0.02)
-
-
-def test_short_intervals_are_combined_to_the_least_count() -> None:
-    trace = CapacityTrace("zone", ((0.0, 4), (120.0, 1), (180.0, 4)), 60.0, duration_s=900.0)
-    one = recording(trace)
-    assert (one.tick_s, one.counts, one.machines) == (300.0, (1, 4, 4), 4)
-
-
-def test_a_recording_without_prices_has_a_default_ratio() -> None:
-    one = recording(CapacityTrace("zone", ((0.0, 1),), 300.0, duration_s=900.0))
-    assert (one.spot_usd, one.on_demand_usd) == (1.0, 3.0)
+from benchmarks.cost import main, zones_rows
+from spotfit_localsim.virtual.recorded_market import MarketRecording
 
 
 def test_zones_of_different_recordings_are_not_combined() -> None:
     zones = [
-        Recording(name, 3600.0, (1,) * 52, 1, spot_usd=1.0, on_demand_usd=3.0)
+        MarketRecording(name, 3600.0, (1,) * 52, 1, spot_usd=1.0, on_demand_usd=3.0)
         for name in ("aws_v100_1_a", "aws_v100_1_b", "gcp_h100_1_a")
     ]
     rows = list(zones_rows(zones))

@@ -16,6 +16,7 @@ from spotfit.client.stored_checkpoints import CheckpointContent, CheckpointInfo
 from spotfit.model.bill import Bill
 from tests.house.tree import ROOT
 from tests.unit.client.bills import SPOT, UNPRICED, a_bill
+from tests.unit.client.test_estimate import an_estimate
 
 # A field may be added here. None may be removed or renamed.
 LISTED_RUN = (
@@ -36,8 +37,19 @@ OFFER = "offer market machine_s max_machine_s usd max_usd on_demand_usd"
 EVENT = "slot written_at type text"
 REPORT = "round report_index reported_at checkpoint metrics"
 CHECKPOINT = "name step size_bytes metrics reason read_error content"
+ESTIMATE = (
+    "workers training_time_s changeover_s deadline_s budget_usd uses_on_demand is_guaranteed "
+    "earliest_deadline_s worst_case_usd usd finish_s deadline_share budget_share offers recordings "
+    "replays as_of remarks"
+)
+ESTIMATED_OFFER = (
+    "name market region zone machine_type machines usd_per_hour price_source price_as_of "
+    "expected_usd on_demand_usd"
+)
+DISTRIBUTION = "mean median p5 p95 highest"
 CONTENT = "step epoch world_size tensors parameters shared_bytes"
 
+AN_ESTIMATE = json_fields.of_estimate(an_estimate())
 A_CONTENT = CheckpointContent(5, 0, 2, 3, 100, 0)
 A_RUN = ListedRun(name="a", url="/runs/a", state="running", cost=a_bill(SPOT, UNPRICED))
 A_TOTAL = TotalCost(runs=2, active=1, unreadable=0, bill=a_bill())
@@ -65,6 +77,9 @@ RECORDS = {
     TOTAL_COST: json_fields.of_total_cost(A_TOTAL),
     BILL: json_fields.of_total_cost(A_TOTAL)["cost"],
     OFFER: json_fields.of_total_cost(A_TOTAL)["cost"]["offers"][0],
+    ESTIMATE: AN_ESTIMATE,
+    ESTIMATED_OFFER: AN_ESTIMATE["offers"][0],
+    DISTRIBUTION: AN_ESTIMATE["usd"],
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 import spotfit
 from spotfit.client.run_config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer, TorchTrainer
-from spotfit.core.errors import ConfigError, ConfigErrors
+from spotfit.core.errors import ConfigError, ConfigErrors, RunCancelledError
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.model.config import ScalingConfig
@@ -226,3 +229,49 @@ assert here.fit().return_value == 1
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# --- Estimates ------------------------------------------------------------------------------------
+
+
+PRICED = 'local?prices={"*":{"spot":1,"on_demand":3}}'
+
+
+def test_an_estimate_uses_the_arguments_and_rents_nothing(tmp_path: Path) -> None:
+    market = {"id": "zone-7", "kind": "availability", "gap_seconds": 600, "data": [1] * 12}
+    (tmp_path / "zone.json").write_text(json.dumps(market))
+    found = DataParallelTrainer(train, provisioner=PRICED).estimate(
+        training_time="2h", deadline="4h", budget_usd=20, changeover="30m", recordings=tmp_path
+    )
+    assert found.usd is not None
+    assert found.usd.mean == pytest.approx(2.5)
+    assert found.worst_case_usd == pytest.approx(7.5)
+    assert (found.limits.deadline_s, found.limits.budget_usd) == (14_400, 20)
+    assert (found.recordings, found.is_guaranteed) == (("zone-7",), True)
+
+
+def test_an_estimate_without_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rents no machines"):
+        DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0)).estimate()
+
+
+class Terminal(io.StringIO):
+    """Text that is typed, or output that is shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_fit_does_not_start_a_run_that_is_declined_in_the_terminal(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    monkeypatch.setattr(sys, "stdout", shown)
+    run = RunConfig(name="digits", storage_path=harness.storage_path, training_time_s="2h")
+    trainer = DataParallelTrainer(train, run_config=run)
+    with pytest.raises(RunCancelledError, match="nothing was rented"):
+        trainer.fit(confirm=0)
+    assert "Rent the machines?" in shown.getvalue()
+    assert harness.cloud.submitted_tokens == []
+    assert not Path(harness.url).exists()

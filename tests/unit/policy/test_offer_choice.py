@@ -6,7 +6,12 @@ import pytest
 
 from spotfit.model.offer import Market
 from spotfit.policy.deadline import DeadlineState
-from spotfit.policy.offer_choice import OfferState, choose_offer, mean_lifetime_s
+from spotfit.policy.offer_choice import (
+    OfferState,
+    choose_offer,
+    choose_without_waiting,
+    mean_lifetime_s,
+)
 
 HOUR = 3600.0
 ON_DEMAND = OfferState(market=Market.ON_DEMAND, usd_per_hour=4.0)
@@ -86,3 +91,15 @@ def test_few_losses_lean_on_the_mean_of_all_offers() -> None:
     assert lifetime_h(0.0, 0) == pytest.approx(2.0)
     assert lifetime_h(8.0, 0) == pytest.approx(6.0)
     assert lifetime_h(1.0, 8) == pytest.approx(0.5)
+
+
+def test_free_machines_are_chosen_like_others() -> None:
+    """Prices of 0 are those of the user's own machines."""
+    free = OfferState(market=Market.ON_DEMAND, usd_per_hour=0.0)
+    assert choose([spot(0.0), ON_DEMAND]) == 0
+    assert choose([spot(0.0), free]) == 0
+    assert choose([spot(0.0, available=False), free], slack_h=0.2) == 1
+
+
+def test_without_spot_offers_on_demand_machines_are_rented_at_once() -> None:
+    assert choose_without_waiting([ON_DEMAND], None, changeover_s=600.0).offer == 0

@@ -8,7 +8,7 @@ import pytest
 
 from spotfit.model.failure_model import FailureModel, MarketPrior
 from spotfit_localsim.random_streams import SeededStreams
-from spotfit_localsim.traces import CapacityTrace, read_trace
+from spotfit_localsim.traces import BUNDLED_RECORDINGS, CapacityTrace, read_trace
 from spotfit_localsim.virtual.goodput import (
     GoodputConfig,
     GroupLifetime,
@@ -21,7 +21,6 @@ from spotfit_localsim.virtual.goodput import (
     oracle_goodput,
     simulate_lifetime,
 )
-from tests.house.tree import BENCHMARKS
 
 CONFIG = GoodputConfig(notice_s=30.0)
 ZONE = CapacityTrace(
@@ -97,7 +96,7 @@ def test_steps_are_slower_during_an_upload() -> None:
 def test_production_policy_is_close_to_the_oracle_and_the_best_interval(
     noticed_fraction: float, max_difference: float
 ) -> None:
-    trace = read_trace(BENCHMARKS / "traces" / "gcp_h100x1_16_us-central1-a.json")
+    trace = read_trace(BUNDLED_RECORDINGS / "gcp_h100x1_16_us-central1-a.json")
     history = group_lifetimes(
         trace,
         trace.max_capacity,

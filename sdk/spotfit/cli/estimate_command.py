@@ -1,0 +1,71 @@
+"""`spotfit estimate`: expected cost and duration of a training, before anything is rented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spotfit.cli import json_fields, render
+from spotfit.client.run_config import RunConfig
+from spotfit.client.trainer import DataParallelTrainer
+from spotfit.model.config import ScalingConfig
+
+
+def estimate(
+    training_time: Annotated[
+        str,
+        typer.Option(help="Duration with all workers if no machine is lost, such as 40h."),
+    ],
+    provisioner: Annotated[
+        str, typer.Option(help="The backend to rent from; default: that of fit().")
+    ] = "",
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
+    gpu: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option("--gpu", help="Each worker needs a GPU.")
+    ] = False,
+    deadline: Annotated[str, typer.Option(help="Time until the deadline, such as 60h.")] = "",
+    budget: Annotated[float | None, typer.Option(help="Budget in US dollars.")] = None,
+    fallback: Annotated[
+        str, typer.Option(help="on_demand or never, as in RunConfig; default: by the deadline.")
+    ] = "",
+    changeover: Annotated[
+        str, typer.Option(help="Time from a loss to new progress; default: that of the backend.")
+    ] = "",
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Recorded markets to replay instead of those of spotfit."
+        ),
+    ] = None,
+    as_json: Annotated[  # noqa: FBT002 - an option of the command line
+        bool, typer.Option("--json", help="Print JSON for other programs.")
+    ] = False,
+) -> None:
+    """Estimate cost and duration of a training from listed prices and recorded markets.
+
+    Rents nothing. Prints whether the deadline can be guaranteed, the distributions of cost and
+    duration, and the offers of the backend. In a script, trainer.estimate() does the same.
+    """
+    limits: dict[str, Any] = {
+        "training_time_s": training_time,
+        "deadline": deadline or None,
+        "budget_usd": budget,
+        "fallback": fallback or None,
+    }
+    trainer = DataParallelTrainer(
+        _train_nothing,
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
+        run_config=RunConfig(**limits),
+        provisioner=provisioner or None,
+    )
+    result = trainer.estimate(changeover=changeover or None, recordings=recordings)
+    if as_json:
+        render.json_lines([json_fields.of_estimate(result)])
+    else:
+        render.lines(str(result).split("\n"))
+
+
+def _train_nothing() -> None:
+    """The training function of a trainer that only estimates."""

@@ -1,0 +1,308 @@
+"""Estimates cost and duration before anything is rented: `trainer.estimate()`.
+
+The prices are those that the backend lists now. Availability and lifetimes of spot machines come
+from recorded markets, which the plugin in `spotfit.estimators` replays with the policies that
+choose the machines of runs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from spotfit.client.cost_limits import OfferPlan, read_limits
+from spotfit.client.estimate import (
+    Estimate,
+    EstimateLimits,
+    OfferEstimate,
+    distribution,
+    format_confirmation,
+)
+from spotfit.client.request import FitRequest, largest_group, plan_group
+from spotfit.client.run_config import RunConfig
+from spotfit.core.errors import ConfigError, RunCancelledError
+from spotfit.core.units import parse_seconds
+from spotfit.host import plugins, system
+from spotfit.model.offer import Market, Offer
+from spotfit.model.replay import MarketReplay, ReplayedJob, ReplayedOffer, ReplayOutcome
+from spotfit.provision.api import Traits
+from spotfit.provision.offers import list_offers
+
+ENTRY_POINT_GROUP = "spotfit.estimators"
+ASSUMED_PRICE_RATIO = 3.0
+"""On-demand price divided by spot price, for the times of offers without prices."""
+# Bounds of the computing time: about two seconds for the run, one for the table.
+_MAX_DECISIONS = 100_000
+_MAX_TABLE_DECISIONS = 40_000
+
+Duration = float | str | timedelta
+"""Seconds, a text such as '40h', or a `timedelta`."""
+
+
+# --- The estimate of a request --------------------------------------------------------------------
+
+
+def estimate_request(
+    request: FitRequest,
+    settings: Mapping[str, Any],
+    *,
+    changeover: Duration | None = None,
+    recordings: str | PathLike[str] | None = None,
+) -> Estimate:
+    """Return the estimate of a request; lists offers of its backend, rents nothing.
+
+    `settings` are fields of `RunConfig`, which they replace if they are not None. Raises
+    `ConfigError` for invalid values, a missing training time, an unknown provisioner and a folder
+    without recordings.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    request = replace(request, run=replace(request.run, **given))
+    folder = None if recordings is None else Path(recordings)
+    markets: MarketReplay = plugins.load(ENTRY_POINT_GROUP, "recorded")(folder)
+    provisioner = plan_group(request).provisioner
+    limits = estimate_limits(request.run, provisioner.traits, changeover)
+    listing = list_offers(provisioner, largest_group(request))
+    plans = [
+        OfferPlan(offer, provisioner.plan(largest_group(request, offer)).num_nodes)
+        for offer in listing.offers
+    ]
+    estimate = compute_estimate(plans, limits, markets)
+    workers = request.scaling.max_workers
+    remarks = (*listing.remarks, *estimate.remarks)
+    if request.scaling.min_workers < workers:
+        remarks += (f"The elastic group is estimated with {workers} workers all the time.",)
+    return replace(estimate, workers=workers, remarks=remarks)
+
+
+def estimate_limits(
+    run: RunConfig, traits: Traits, changeover: Duration | None = None
+) -> EstimateLimits:
+    """Return what is estimated for a run. Raises `ConfigError` without a training time."""
+    # The clock of this computer: the storage need not be accessible.
+    limits = read_limits(run, traits, system.wall_ms())
+    if limits.training_time_s is None:
+        raise ConfigError(
+            "The training time is unknown: without it neither cost nor duration can be estimated.",
+            do="Pass estimate(training_time='40h') or RunConfig(training_time_s='40h'): the "
+            "duration with all workers, if no machine is lost.",
+        )
+    changeover_s = limits.changeover_s
+    if isinstance(changeover, timedelta):
+        changeover_s = changeover.total_seconds()
+    elif changeover is not None:
+        changeover_s = parse_seconds(changeover, setting=f"changeover={changeover!r}")
+    if not 0 < changeover_s < math.inf:
+        raise ConfigError(
+            f"changeover={changeover!r} must be greater than 0.",
+            do="Pass the time from a loss of machines to new progress, such as '10m'.",
+        )
+    return EstimateLimits(
+        training_time_s=limits.training_time_s,
+        deadline_s=limits.deadline_s,
+        budget_usd=limits.budget_usd,
+        changeover_s=changeover_s,
+        uses_on_demand=limits.uses_on_demand,
+        fallback=run.fallback,
+    )
+
+
+# --- The arithmetic -------------------------------------------------------------------------------
+
+
+def compute_estimate(
+    plans: Sequence[OfferPlan], limits: EstimateLimits, markets: MarketReplay
+) -> Estimate:
+    """Return the estimate of a run on these offers and markets."""
+    used = _used_offers(plans, limits)
+    job = _replayed_job(used, limits)
+    outcomes = markets.replay(job, max_decisions=_MAX_DECISIONS)
+    is_priced = all(one.offer.price for one in used)
+    costs = sorted(_finished(one, one.usd) for one in outcomes) if is_priced else []
+
+    def replay_mean(others: Sequence[OfferPlan], share: float) -> float:
+        other = _replayed_job(others, limits)
+        if other == job:
+            return statistics.fmean(costs)
+        replayed = markets.replay(other, max_decisions=int(_MAX_TABLE_DECISIONS * share))
+        return statistics.fmean(_finished(one, one.usd) for one in replayed)
+
+    hours = (limits.training_time_s + limits.changeover_s) / 3600
+    on_demand = _on(Market.ON_DEMAND, used)
+    on_demand_usd = min((one.usd_per_hour * hours for one in on_demand if is_priced), default=0.0)
+    is_late = [one.is_late for one in outcomes]
+    can_fall_back = limits.fallback != "never" and bool(_on(Market.ON_DEMAND, plans))
+    return Estimate(
+        workers=0,
+        limits=limits,
+        earliest_deadline_s=hours * 3600 if can_fall_back else None,
+        worst_case_usd=max(*costs, on_demand_usd) if costs else None,
+        costs_usd=tuple(costs),
+        finish_s=distribution([_finished(one, one.finish_s) for one in outcomes]),
+        deadline_share=None if limits.deadline_s is None else 1 - sum(is_late) / len(is_late),
+        offers=tuple(_offer_table(plans, limits, replay_mean)),
+        recordings=tuple(markets.names),
+        replays=len(outcomes),
+        as_of_ms=system.wall_ms(),
+        remarks=(*markets.remarks, *_price_remarks(plans, used)),
+    )
+
+
+def _used_offers(plans: Sequence[OfferPlan], limits: EstimateLimits) -> list[OfferPlan]:
+    """The offers that are replayed: those with a price, of each market that may be used."""
+    spot, on_demand = _priced(_on(Market.SPOT, plans)), _priced(_on(Market.ON_DEMAND, plans))
+    return [*spot, *on_demand] if limits.uses_on_demand or not spot else spot
+
+
+def _on(market: Market, plans: Sequence[OfferPlan]) -> list[OfferPlan]:
+    return [one for one in plans if one.offer.market is market]
+
+
+def _priced(plans: list[OfferPlan]) -> list[OfferPlan]:
+    return [one for one in plans if one.offer.price] or plans
+
+
+def _replayed_job(used: Sequence[OfferPlan], limits: EstimateLimits) -> ReplayedJob:
+    known = {
+        market: min((one.usd_per_hour for one in _on(market, used) if one.offer.price), default=0.0)
+        for market in Market
+    }
+    spot_usd = known[Market.SPOT] or known[Market.ON_DEMAND] / ASSUMED_PRICE_RATIO or 1.0
+    assumed = {
+        Market.SPOT: spot_usd,
+        Market.ON_DEMAND: known[Market.ON_DEMAND] or spot_usd * ASSUMED_PRICE_RATIO,
+    }
+    return ReplayedJob(
+        offers=tuple(
+            ReplayedOffer(
+                market=one.offer.market,
+                machines=one.machines,
+                usd_per_hour=one.usd_per_hour if one.offer.price else assumed[one.offer.market],
+            )
+            for one in used
+        ),
+        work_s=limits.training_time_s,
+        changeover_s=limits.changeover_s,
+        deadline_s=limits.deadline_s,
+    )
+
+
+def _offer_table(
+    plans: Sequence[OfferPlan],
+    limits: EstimateLimits,
+    replay_mean: Callable[[Sequence[OfferPlan], float], float],
+) -> list[OfferEstimate]:
+    """`replay_mean` returns the mean cost with these offers, in a share of the computing time."""
+    expected = _expected_on_spot(plans, limits, replay_mean)
+    hours = (limits.training_time_s + limits.changeover_s) / 3600
+    on_demand = [one for one in _on(Market.ON_DEMAND, plans) if one.offer.price]
+    table = []
+    for one in plans:
+        twins = [other for other in on_demand if _is_same_machine(one.offer, other.offer)]
+        expected_usd = expected.get(_cost_key(one)) if one.offer.price else None
+        if one in on_demand:
+            expected_usd = one.usd_per_hour * hours
+        table.append(
+            OfferEstimate(
+                offer=one.offer,
+                machines=one.machines,
+                expected_usd=expected_usd,
+                on_demand_usd=min((twin.usd_per_hour * hours for twin in twins), default=None),
+            )
+        )
+    return table
+
+
+def _expected_on_spot(
+    plans: Sequence[OfferPlan],
+    limits: EstimateLimits,
+    replay_mean: Callable[[Sequence[OfferPlan], float], float],
+) -> dict[tuple[float, int], float]:
+    """Mean cost with one spot offer and, if it may be used, the cheapest on-demand one."""
+    on_demand = _on(Market.ON_DEMAND, plans)
+    priced = [one for one in on_demand if one.offer.price]
+    fallback = [min(priced, key=lambda one: one.usd_per_hour)] if priced else on_demand[:1]
+    # Offers with equal prices have equal replays.
+    spot = {_cost_key(one): one for one in _on(Market.SPOT, plans) if one.offer.price}
+    expected = {}
+    for key, one in spot.items():
+        used = _used_offers([one, *fallback], limits)
+        if all(other.offer.price for other in used):
+            expected[key] = replay_mean(used, 1 / len(spot))
+    return expected
+
+
+def _cost_key(plan: OfferPlan) -> tuple[float, int]:
+    return plan.usd_per_hour, plan.machines
+
+
+def _is_same_machine(one: Offer, other: Offer) -> bool:
+    return (one.provisioner, one.region, one.machine_type) == (
+        other.provisioner,
+        other.region,
+        other.machine_type,
+    )
+
+
+def _price_remarks(plans: Sequence[OfferPlan], used: Sequence[OfferPlan]) -> list[str]:
+    unknown = [one.offer.name for one in plans if one.offer.price is None]
+    if not unknown:
+        return []
+    if all(one.offer.price for one in used):
+        return [f"Offers whose price is unknown are not used: {', '.join(unknown)}."]
+    return [
+        f"The cost is unknown, because these prices are: {', '.join(unknown)}. The times assume "
+        f"on-demand machines at {ASSUMED_PRICE_RATIO:g} times the price of spot ones; the option "
+        "`prices` of the backend states prices."
+    ]
+
+
+def _finished(outcome: ReplayOutcome, value: float | None) -> float:
+    return math.inf if outcome.finish_s is None or value is None else value
+
+
+# --- Confirmation before anything is rented -------------------------------------------------------
+
+
+def confirm_cost(
+    request: FitRequest,
+    limit_usd: float,
+    *,
+    is_terminal: Callable[[], bool] | None = None,
+    prompt: Callable[[str], str] = input,
+) -> None:
+    """Ask in the terminal whether a run may cost more than `limit_usd`; see `fit(confirm=)`.
+
+    Does nothing without a terminal, or if neither the worst case nor the budget is above the limit.
+    Raises `ConfigError` for an invalid limit or a missing training time, and `RunCancelledError` if
+    it is declined.
+    """
+    is_number = isinstance(limit_usd, (int, float)) and not isinstance(limit_usd, bool)
+    if not is_number or not limit_usd >= 0:
+        raise ConfigError(
+            f"fit(confirm={limit_usd!r}): confirm must be a number of US dollars.",
+            do="Write fit(confirm=100), or omit it to never be asked.",
+        )
+    if not (_has_terminal if is_terminal is None else is_terminal)():
+        return
+    estimate = estimate_request(request, {})
+    known = [usd for usd in (estimate.worst_case_usd, request.run.budget_usd) if usd is not None]
+    # An unknown cost may be above the limit.
+    if known and min(known) <= limit_usd:
+        return
+    question = "\n".join([*format_confirmation(estimate), "Rent the machines? [y/N] "])
+    if prompt(question).strip().lower() not in ("y", "yes"):
+        raise RunCancelledError(
+            "The estimated cost was declined; nothing was rented.",
+            do="Call fit() without confirm=, or with a higher limit.",
+        )
+
+
+def _has_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
