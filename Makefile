@@ -21,6 +21,8 @@ AZURITE_BY_NPM := $(if $(shell command -v azurite-blob),,$(if $(shell command -v
 DIST := .bench/venv-dist
 PYTEST := $(BIN)/python -m pytest
 AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
+# Tests start thousands of processes. Without cached bytecode each compiles our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 EVERYDAY := not slow and not gpu and not cloud
 CODE := sdk provisioners localsim tests examples benchmarks worker_image .ci
 

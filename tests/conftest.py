@@ -38,9 +38,20 @@ DRAWN_SEED = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     is_configured = config.getoption("--seed") is not None or "SPOTFIT_SEED" in os.environ
-    config.stash[DRAWN_SEED] = (
-        _seed(config) if is_configured else random.SystemRandom().randrange(10**9)
-    )
+    # Every process of `pytest -n` collects the same tests, of which some have a drawn seed.
+    received = getattr(config, "workerinput", {}).get("drawn_seed")
+    if received is not None:
+        config.stash[DRAWN_SEED] = int(received)
+    elif is_configured:
+        config.stash[DRAWN_SEED] = _seed(config)
+    else:
+        config.stash[DRAWN_SEED] = random.SystemRandom().randrange(10**9)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Send the drawn seed to a process of `pytest -n`."""
+    node.workerinput["drawn_seed"] = node.config.stash[DRAWN_SEED]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

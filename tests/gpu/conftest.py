@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.gpu_table import GpuFigure
-from tests.live.cloud import LiveTestCloud
+from spotfit_provisioners.local.state_dir import LocalCloudDir
+from tests.live.cloud import LiveTestCloud, end_waiting_machines
 
 Measure = Callable[..., None]
 
@@ -35,9 +36,23 @@ def measure(device: str, record_property: Callable[[str, object], None]) -> Meas
     return measure
 
 
+@pytest.fixture(scope="session")
+def shared_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloudDir]:
+    """A local cloud whose machines wait for the next test."""
+    root = LocalCloudDir(tmp_path_factory.mktemp("machines") / "cloud")
+    yield root
+    end_waiting_machines(root)
+
+
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[LiveTestCloud]:
-    """Agents and workers of this machine, and a bucket, for one test."""
-    cloud = LiveTestCloud(tmp_path)
+def cloud(
+    tmp_path: Path, shared_root: LocalCloudDir, request: pytest.FixtureRequest
+) -> Iterator[LiveTestCloud]:
+    """Agents and workers of this machine, and a bucket, for one test.
+
+    On a GPU every test has new machines, so that its figures do not depend on the tests before.
+    """
+    is_on_cpu = "device" in request.fixturenames and request.getfixturevalue("device") == "cpu"
+    cloud = LiveTestCloud(tmp_path, shared_root if is_on_cpu else None)
     yield cloud
     cloud.close()

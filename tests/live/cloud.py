@@ -1,4 +1,4 @@
-"""A local cloud for one test, with real agents and workers, which must leave nothing."""
+"""Buckets and machines of live tests, with real agents and workers, which must leave nothing."""
 
 from __future__ import annotations
 
@@ -55,17 +55,35 @@ def events_of(url: str) -> list[JournalEvent]:
     return result
 
 
-class LiveTestCloud:
-    """Buckets, machines and runs of one test."""
+def end_waiting_machines(root: LocalCloudDir) -> None:
+    """End the machines of a local cloud. Fails if a process or directory remains."""
 
-    def __init__(self, folder: Path) -> None:
+    def has_none_alive() -> bool:
+        # Again: processes that were starting missed the first signal.
+        machine_pool.dismiss_machines(root, current_process())
+        return not any(machine.is_alive for machine in root.machines())
+
+    eventually(has_none_alive, within_s=20.0)
+    root.collect_garbage()
+    assert not root.path.exists(), list(root.path.rglob("*"))
+
+
+class LiveTestCloud:
+    """Buckets, machines and runs of one test.
+
+    With `shared_root`, runs use the waiting machines of earlier tests, as successive calls of
+    `fit()` do; the owner of that root ends them.
+    """
+
+    def __init__(self, folder: Path, shared_root: LocalCloudDir | None = None) -> None:
         self.folder = folder
         self.storage = str(folder / "bucket")
         self.marks = folder / "marks"
         """Directory of marks for the synchronization of training functions and tests."""
         self.marks.mkdir()
-        self.root = LocalCloudDir(folder / "cloud")
+        self.root = shared_root or LocalCloudDir(folder / "cloud")
         self.reclaimer = Reclaimer(self.root)
+        self._has_shared_root = shared_root is not None
         self._drivers: list[DriverProcess] = []
 
     # --- runs ----------------------------------------------------------------------------------
@@ -146,6 +164,7 @@ class LiveTestCloud:
     @property
     def is_untouched(self) -> bool:
         """Whether no run has a machine or a journal."""
+        assert not self._has_shared_root, "use the fixture cold_cloud"
         bucket = Path(self.storage)
         journals = list(bucket.rglob("*.json")) if bucket.exists() else []
         return not self.root.path.exists() and not journals
@@ -175,14 +194,14 @@ class LiveTestCloud:
     # --- cleanup -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop everything. Fails if a process or directory remains."""
+        """Stop everything. Fails if a process or directory remains, except waiting machines that
+        are shared."""
         for driver in self._drivers:
             driver.kill()
         self._cancel_active_runs()
         self.reclaimer.set_capacity(None)
-        eventually(self._all_machines_exited, within_s=20.0)
-        self.root.collect_garbage()
-        assert not self.root.path.exists(), list(self.root.path.rglob("*"))
+        if not self._has_shared_root:
+            end_waiting_machines(self.root)
 
     def _cancel_active_runs(self) -> None:
         """Cancel active runs of a failed test."""
@@ -199,12 +218,6 @@ class LiveTestCloud:
 
     def _busy_nodes(self) -> list[LocalNode]:
         return [node for group in self.root.groups() for node in group.nodes()]
-
-    def _all_machines_exited(self) -> bool:
-        machine_pool.dismiss_machines(
-            self.root, current_process()
-        )  # again: processes that were starting missed the first signal
-        return not any(machine.is_alive for machine in self.root.machines())
 
 
 class DriverProcess:

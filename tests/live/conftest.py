@@ -1,4 +1,4 @@
-"""Fixtures of live tests: warm fork servers, a cloud per test, an S3 server."""
+"""Fixtures of live tests: warm fork servers, machines and a bucket, an S3 server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from moto.server import ThreadedMotoServer
 from werkzeug.serving import make_server
 
 from spotfit.fork_server.fork_client import ForkServerPool
-from tests.live.cloud import LiveTestCloud
+from spotfit_provisioners.local.state_dir import LocalCloudDir
+from tests.live.cloud import LiveTestCloud, end_waiting_machines
 from tests.live.worker_pool_harness import WorkerPoolHarness
 
 if TYPE_CHECKING:
@@ -54,9 +55,28 @@ def harness(tmp_path: Path, fork_servers: ForkServerPool) -> Iterator[WorkerPool
     harness.close()
 
 
+@pytest.fixture(scope="session")
+def shared_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloudDir]:
+    """A local cloud whose machines wait for the next test; the session fails if one remains."""
+    root = LocalCloudDir(tmp_path_factory.mktemp("machines") / "cloud")
+    yield root
+    end_waiting_machines(root)
+
+
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[LiveTestCloud]:
-    """Machines and a bucket for one test, which fails if anything remains."""
+def cloud(tmp_path: Path, shared_root: LocalCloudDir) -> Iterator[LiveTestCloud]:
+    """A bucket for one test, and machines that may have served other tests.
+
+    A machine imports all modules at its start, which takes longer than most tests.
+    """
+    cloud = LiveTestCloud(tmp_path, shared_root)
+    yield cloud
+    cloud.close()
+
+
+@pytest.fixture
+def cold_cloud(tmp_path: Path) -> Iterator[LiveTestCloud]:
+    """A bucket and new machines for one test, which fails if anything remains."""
     cloud = LiveTestCloud(tmp_path)
     yield cloud
     cloud.close()

@@ -48,6 +48,12 @@ SCRIPT = """
 """
 
 
+@pytest.fixture
+def cloud(cold_cloud: LiveTestCloud) -> LiveTestCloud:
+    """The tests look at all machines of the local cloud."""
+    return cold_cloud
+
+
 def wait_for_enough(config: Config) -> str:
     """A training function that runs until a mark exists."""
     (Path(config["marks"]) / "at work").touch()

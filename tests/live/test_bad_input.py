@@ -43,6 +43,12 @@ def save(name: str = "weights") -> None:
         spotfit.report({"step": 1}, checkpoint=checkpoint, checkpoint_dir_name=name)
 
 
+@pytest.fixture
+def cloud(cold_cloud: LiveTestCloud) -> LiveTestCloud:
+    """Without machines, so that a test can check that none was started."""
+    return cold_cloud
+
+
 # --- configuration --------------------------------------------------------------------------------
 
 

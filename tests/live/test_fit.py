@@ -140,7 +140,7 @@ def test_function_without_required_parameters_is_called_without_arguments(
 
 
 def test_local_mode_runs_in_this_process_and_raises_unchanged_exceptions(
-    cloud: LiveTestCloud,
+    cold_cloud: LiveTestCloud,
 ) -> None:
     calls: list[str] = []
 
@@ -150,9 +150,9 @@ def test_local_mode_runs_in_this_process_and_raises_unchanged_exceptions(
         raise KeyError("weights")
 
     with pytest.raises(KeyError, match="weights"):
-        cloud.fit(train, workers=0)
+        cold_cloud.fit(train, workers=0)
     assert calls == ["called"]
-    assert cloud.is_untouched
+    assert cold_cloud.is_untouched
 
 
 def test_environment_variable_selects_the_provisioner(

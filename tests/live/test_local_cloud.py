@@ -8,11 +8,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import spotfit
 from spotfit_localsim.live.preemption import at_step, scheduled_reclaims
 from tests.live.cloud import LiveTestCloud
 
 Config = dict[str, Any]
+
+
+@pytest.fixture
+def cloud(cold_cloud: LiveTestCloud) -> LiveTestCloud:
+    """The tests look at all machines of the local cloud."""
+    return cold_cloud
 
 
 def machine_pid(_: Config) -> int:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import spotfit
 from spotfit.client.keyring import RunKeyring
 from spotfit.core.ids import RunId
@@ -18,6 +20,12 @@ CONSTANT = "a constant in the training function"
 CONFIG = "a text in the config"
 RETURNED = "what the function returned"
 RAISED = "what the first attempt raised"
+
+
+@pytest.fixture
+def cloud(cold_cloud: LiveTestCloud) -> LiveTestCloud:
+    """The test reads all files of the local cloud."""
+    return cold_cloud
 
 
 def train(config: Config) -> str:

@@ -232,31 +232,31 @@ def test_temporary_failure_of_the_package_index_is_retried(
 # --- objects that cannot be shipped ---------------------------------------------------------------
 
 
-def test_unpicklable_object_is_named_by_its_path(cloud: LiveTestCloud) -> None:
+def test_unpicklable_object_is_named_by_its_path(cold_cloud: LiveTestCloud) -> None:
     holder = {"tools": [1, threading.Lock()]}
 
     def train() -> Any:
         return holder
 
     with pytest.raises(ShippingError) as error_info:
-        cloud.fit(train)
+        cold_cloud.fit(train)
     assert isinstance(error_info.value, TypeError)
     assert "holder" in error_info.value.message
     assert "'tools'" in error_info.value.message
     assert "lock" in error_info.value.message
-    assert cloud.is_untouched
+    assert cold_cloud.is_untouched
 
 
-def test_unpicklable_config_is_rejected(cloud: LiveTestCloud) -> None:
+def test_unpicklable_config_is_rejected(cold_cloud: LiveTestCloud) -> None:
     import socket
 
     with (
         socket.socket() as client_socket,
         pytest.raises(ShippingError, match="train_loop_config") as error_info,
     ):
-        cloud.fit(lambda config: None, config={"log": {"socket": client_socket}})
+        cold_cloud.fit(lambda config: None, config={"log": {"socket": client_socket}})
     assert "'socket'" in error_info.value.message
-    assert cloud.is_untouched
+    assert cold_cloud.is_untouched
 
 
 def test_missing_module_on_the_node_is_named(cloud: LiveTestCloud) -> None:

@@ -105,10 +105,12 @@ def test_two_workers_train_to_the_weights_of_one(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests machines without a GPU")
-def test_gpus_that_this_machine_lacks_are_rejected_before_the_run(cloud: LiveTestCloud) -> None:
+def test_gpus_that_this_machine_lacks_are_rejected_before_the_run(
+    cold_cloud: LiveTestCloud,
+) -> None:
     with pytest.raises(spotfit.ConfigError, match="1 GPUs each on one node; this machine has 0"):
-        cloud.fit(print, scaling_options={"use_gpu": True}, trainer_type=TorchTrainer)
-    assert cloud.is_untouched
+        cold_cloud.fit(print, scaling_options={"use_gpu": True}, trainer_type=TorchTrainer)
+    assert cold_cloud.is_untouched
 
 
 def test_a_worker_sees_only_the_gpu_it_requested(

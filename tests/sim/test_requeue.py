@@ -9,9 +9,9 @@ import pytest
 from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.market import SimMarketConfig
 from spotfit_localsim.virtual.scenario import AtStep, ReclaimMachine, Scenario, TargetSelector
-from spotfit_localsim.virtual.simulation import simulate
 from spotfit_localsim.virtual.timeline import SimulationResult
 from spotfit_localsim.virtual.workload import Workload
+from tests.sim.results import simulated
 
 BOOT_S = 100.0
 SEEDS = range(6)
@@ -62,7 +62,7 @@ def test_one_loss_rents_one_machine(
 ) -> None:
     for seed in SEEDS:
         scenario = one_loss(target, with_notice=with_notice, capacity=capacity, boot_s=boot_s)
-        result = simulate(scenario, seed)
+        result = simulated(scenario, seed)
         assert (result.outcome, result.machine_count) == ("finished", 3), seed
 
 
@@ -72,13 +72,13 @@ def test_downtime_is_one_boot_if_no_further_machine_is_available(
     target: TargetSelector, *, with_notice: bool
 ) -> None:
     for seed in SEEDS:
-        result = simulate(one_loss(target, with_notice=with_notice), seed)
+        result = simulated(one_loss(target, with_notice=with_notice), seed)
         assert downtime_s(result) <= 1.15 * BOOT_S, seed
 
 
 def test_a_machine_that_is_not_restarted_is_replaced() -> None:
     """After its last attempt it is replaced while it works."""
-    result = simulate(one_loss("follower", with_notice=False, restarts=0), 1)
+    result = simulated(one_loss("follower", with_notice=False, restarts=0), 1)
     assert (result.outcome, result.machine_count) == ("finished", 3)
 
 
@@ -86,5 +86,5 @@ def test_a_machine_that_is_not_restarted_is_replaced() -> None:
 def test_late_reads_rent_no_second_machine(*, with_notice: bool) -> None:
     for seed in SEEDS:
         scenario = one_loss("follower", with_notice=with_notice, capacity=10, read_lag_s=50.0)
-        result = simulate(scenario, seed)
+        result = simulated(scenario, seed)
         assert (result.outcome, result.machine_count) == ("finished", 3), seed

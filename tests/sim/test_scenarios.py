@@ -67,21 +67,22 @@ from spotfit_localsim.virtual.scenario_library import (
 )
 from spotfit_localsim.virtual.sim_cloud import SimCloudProvisioner
 from spotfit_localsim.virtual.simulation import SimDesign, simulate
+from tests.sim.results import simulated
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_invariants_hold_in_named_scenarios(scenario: Scenario, seeds: range) -> None:
     for seed in seeds:
-        simulate(scenario, seed)
+        simulated(scenario, seed)
 
 
 def test_invariants_hold_in_random_scenarios(seeds: range) -> None:
-    for seed in range(len(seeds) * 5):
-        simulate(random_scenario(seed), seed)
+    for seed in range(len(seeds) * 3):
+        simulated(random_scenario(seed), seed)
 
 
 def test_invariants_hold_in_random_save_scenarios(seeds: range) -> None:
-    results = [simulate(random_save_scenario(seed), seed) for seed in range(len(seeds) * 3)]
+    results = [simulated(random_save_scenario(seed), seed) for seed in range(len(seeds) * 2)]
     assert any(result.rounds_from_memory for result in results)
 
 
@@ -94,7 +95,7 @@ def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
         upload_s=(4.0, 5.0),
         replication_s=(0.05, 0.2),
     )
-    result = simulate(replace(preemption_with_notice, workload=workload), 0)
+    result = simulated(replace(preemption_with_notice, workload=workload), 0)
     closed = [one.event for one in result.entries if isinstance(one.event, RoundClosed)]
     assert closed
     assert all(one.state_replicated for one in closed)
@@ -125,7 +126,7 @@ def test_preempted_machine_leaves_when_a_peer_has_its_snapshot() -> None:
     ],
 )
 def test_regression_seeds_pass(seed: int, defect: str) -> None:
-    assert simulate(random_scenario(seed), seed).violation is None, defect
+    assert simulated(random_scenario(seed), seed).violation is None, defect
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_regression_seeds_pass(seed: int, defect: str) -> None:
     ],
 )
 def test_regression_seeds_of_saves_pass(seed: int, defect: str) -> None:
-    assert simulate(random_save_scenario(seed), seed).violation is None, defect
+    assert simulated(random_save_scenario(seed), seed).violation is None, defect
 
 
 def test_same_seed_gives_the_same_result() -> None:
@@ -156,14 +157,14 @@ def test_same_seed_gives_the_same_result() -> None:
 
 def test_every_fit_ends_once(seeds: range) -> None:
     for seed in seeds:
-        events = [entry.event for entry in simulate(random_scenario(seed), seed).entries]
+        events = [entry.event for entry in simulated(random_scenario(seed), seed).entries]
         assert sum(isinstance(event, FitStarted) for event in events) == 1
         assert sum(isinstance(event, FitEnded) for event in events) == 1
 
 
 def test_frozen_leader_is_deposed_and_appends_nothing(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(deposed_leader, seed)
+        result = simulated(deposed_leader, seed)
         leader = None
         for entry in result.entries:
             if isinstance(entry.event, LeaderElected):
@@ -187,13 +188,13 @@ def test_bucket_stall_of_30_s_ends_no_round_and_no_leadership(seeds: range) -> N
 def test_preemption_notice_repeats_few_steps(seeds: range) -> None:
     """For each of two notices, only steps after the last regular save are repeated."""
     for seed in seeds:
-        repeated = simulate(preemption_with_notice, seed).steps_repeated
+        repeated = simulated(preemption_with_notice, seed).steps_repeated
         assert repeated <= 2 * preemption_with_notice.workload.save_every
 
 
 def test_sweep_resumes_the_run_without_laptop_and_machines(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(all_machines_reclaimed_without_driver, seed)
+        result = simulated(all_machines_reclaimed_without_driver, seed)
         sweep_entries = [entry for entry in result.entries if str(entry.author).startswith("sweep")]
         assert result.outcome == "finished"
         assert sweep_entries, "machines were requested by a sweep"
@@ -201,17 +202,17 @@ def test_sweep_resumes_the_run_without_laptop_and_machines(seeds: range) -> None
 
 def test_run_finishes_without_the_laptop(seeds: range) -> None:
     for seed in seeds:
-        assert simulate(laptop_dies, seed).outcome == "finished"
+        assert simulated(laptop_dies, seed).outcome == "finished"
 
 
 def test_worker_failure_counts_once_and_lost_machine_never(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(worker_crashes_within_budget, seed)
+        result = simulated(worker_crashes_within_budget, seed)
         assert result.view.failure_counts.get(FailureCause.WORKER, 0) == 3
 
 
 def failure_counts(scenario: Scenario, seed: int) -> dict[FailureCause, int]:
-    return simulate(scenario, seed).view.failure_counts
+    return dict(simulated(scenario, seed).view.failure_counts)
 
 
 def lossy(*events: ScenarioEvent, clean_close: float = 0.0) -> Scenario:
@@ -277,7 +278,7 @@ def test_short_network_partition_costs_nothing(seeds: range) -> None:
 
 def test_equal_crashes_end_the_run_within_three_minutes(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(crash_loop, seed)
+        result = simulated(crash_loop, seed)
         ended = result.view.fit_end
         assert ended is not None
         assert ended.cause is FailureCause.PLATFORM
@@ -289,7 +290,7 @@ def test_equal_crashes_end_the_run_within_three_minutes(seeds: range) -> None:
 def test_crashes_of_the_only_machine_end_the_run(seeds: range) -> None:
     """The driver reads what the agent has stored: no other agent could."""
     for seed in seeds:
-        ended = simulate(replace(crash_loop, num_workers=2), seed).view.fit_end
+        ended = simulated(replace(crash_loop, num_workers=2), seed).view.fit_end
         assert ended is not None
         assert "SimulatedError: an error in spotfit" in ended.failures[0].message
 
@@ -299,14 +300,14 @@ def test_crash_with_limit_0_ends_the_run(seeds: range) -> None:
         agent_crash, failure_limits=FailureLimits(platform=0), expected_outcome="failed"
     )
     for seed in seeds:
-        ended = simulate(scenario, seed).view.fit_end
+        ended = simulated(scenario, seed).view.fit_end
         assert ended is not None
         assert "crash 1 of agents, limit 0" in ended.reason
 
 
 def test_machines_that_start_no_agent_end_the_run_within_three_minutes(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(no_agent_starts, seed)
+        result = simulated(no_agent_starts, seed)
         assert result.view.fit_end is not None
         assert "its agent exited with code 1" in result.view.fit_end.reason
         assert result.duration_s < 180
@@ -319,7 +320,7 @@ def test_a_partial_capacity_is_released_and_requested_again(
     scenario: Scenario, seeds: range
 ) -> None:
     for seed in seeds:
-        result = simulate(scenario, seed)
+        result = simulated(scenario, seed)
         unused = [
             one.event
             for one in result.entries
@@ -335,7 +336,7 @@ def test_a_partial_capacity_is_released_and_requested_again(
 
 def test_a_run_ends_by_its_time_budget_and_saves_first(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(time_budget, seed)
+        result = simulated(time_budget, seed)
         assert sum(isinstance(one.event, LeaderElected) for one in result.entries) > 2
         ended = result.view.fit_end
         assert ended is not None
@@ -351,7 +352,7 @@ def test_a_run_ends_by_its_time_budget_and_saves_first(seeds: range) -> None:
 
 def test_a_run_that_waits_for_machines_ends_by_its_time_budget(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(time_budget_while_waiting, seed)
+        result = simulated(time_budget_while_waiting, seed)
         assert result.view.fit_end is not None
         assert result.view.fit_end.is_time_budget
         assert 60.0 <= result.duration_s < 90.0
@@ -360,12 +361,12 @@ def test_a_run_that_waits_for_machines_ends_by_its_time_budget(seeds: range) -> 
 def test_invalid_credentials_during_a_replacement_do_not_change_the_result(seeds: range) -> None:
     undisturbed = replace(invalid_credentials, market=SimMarketConfig(), events=())
     for seed in seeds:
-        result = simulate(invalid_credentials, seed)
+        result = simulated(invalid_credentials, seed)
         refused = [one.event for one in result.entries if isinstance(one.event, GroupRefused)]
         assert refused
         assert all("credentials" in one.reason for one in refused)
         assert result.view.fit_end is not None
-        expected = simulate(undisturbed, seed).view.fit_end
+        expected = simulated(undisturbed, seed).view.fit_end
         assert expected is not None
         assert result.view.fit_end.metrics == expected.metrics
 
@@ -374,12 +375,12 @@ def test_run_without_capacity_does_not_end(seeds: range) -> None:
     """A slow market is no failed start."""
     market = SimMarketConfig(capacity=CapacityTrace("late", ((0.0, 0), (290.0, 4))))
     for seed in seeds:
-        assert simulate(replace(plain, market=market), seed).outcome == "finished"
+        assert simulated(replace(plain, market=market), seed).outcome == "finished"
 
 
 def test_hanging_rank_is_detected_and_its_stacks_are_stored(seeds: range) -> None:
     for seed in seeds:
-        result = simulate(hanging_rank, seed)
+        result = simulated(hanging_rank, seed)
         closed = [one.event for one in result.entries if isinstance(one.event, RoundClosed)]
         hung = [event.failures for event in closed if event.cause is FailureCause.WORKER]
         assert [[(one.rank, one.kind) for one in failures] for failures in hung] == [
@@ -390,7 +391,7 @@ def test_hanging_rank_is_detected_and_its_stacks_are_stored(seeds: range) -> Non
 
 def test_exhausted_retry_budget_fails_the_run(seeds: range) -> None:
     for seed in seeds:
-        ended = simulate(budget_exhausted, seed).view.fit_end
+        ended = simulated(budget_exhausted, seed).view.fit_end
         assert ended is not None
         assert ended.cause is FailureCause.WORKER
         assert "limit 1" in ended.reason
@@ -399,13 +400,13 @@ def test_exhausted_retry_budget_fails_the_run(seeds: range) -> None:
 def test_uploads_survive_the_death_of_their_worker(seeds: range) -> None:
     """The worker dies one step after each report, before its upload completes; one step is lost."""
     for seed in seeds:
-        assert simulate(uploads_outlive_workers, seed).steps_repeated <= 3
+        assert simulated(uploads_outlive_workers, seed).steps_repeated <= 3
 
 
 def test_elastic_group_shrinks_and_grows(seeds: range) -> None:
     sizes = set()
     for seed in seeds:
-        for entry in simulate(elastic_shrink_grow, seed).entries:
+        for entry in simulated(elastic_shrink_grow, seed).entries:
             if isinstance(entry.event, RoundOpened):
                 sizes.add(entry.event.round.world_size)
     assert min(sizes) < 8
@@ -414,7 +415,7 @@ def test_elastic_group_shrinks_and_grows(seeds: range) -> None:
 
 def test_retention_keeps_the_configured_checkpoints(seeds: range) -> None:
     for seed in seeds:
-        view = simulate(checkpoint_retention, seed).view
+        view = simulated(checkpoint_retention, seed).view
         assert len(view.checkpoints) <= 3
 
 
@@ -422,7 +423,7 @@ def test_incomplete_checkpoints_are_deleted_at_the_end(seeds: range) -> None:
     for seed in seeds:
         scenario = random_scenario(seed)
         if scenario.workload.checkpoint_naming == "generated":
-            result = simulate(scenario, seed)
+            result = simulated(scenario, seed)
             last = {commit.name for commit in result.view.checkpoints}
             assert len(result.top_level_folders - last) <= 1, (
                 "at most one upload was in progress at the end"
@@ -431,7 +432,7 @@ def test_incomplete_checkpoints_are_deleted_at_the_end(seeds: range) -> None:
 
 def test_no_step_is_committed_twice(seeds: range) -> None:
     for seed in range(len(seeds) * 3):
-        entries = simulate(random_scenario(seed), seed).entries
+        entries = simulated(random_scenario(seed), seed).entries
         commits = [one.event for one in entries if isinstance(one.event, CheckpointCommitted)]
         steps = [commit.metrics["step"] for commit in commits]
         assert steps == sorted(set(steps))
@@ -440,7 +441,7 @@ def test_no_step_is_committed_twice(seeds: range) -> None:
 def test_rounds_have_distinct_numbers_and_never_overlap(seeds: range) -> None:
     for seed in seeds:
         numbers, is_open = [], False
-        for entry in simulate(random_scenario(seed), seed).entries:
+        for entry in simulated(random_scenario(seed), seed).entries:
             if isinstance(entry.event, RoundOpened):
                 assert not is_open
                 numbers.append(entry.event.round.number)
@@ -461,7 +462,7 @@ def test_a_machine_lost_during_the_save_at_the_end_costs_no_step(
         events=(ReclaimMachine(AtStep(11), target, with_notice=True),),
     )
     for seed in seeds:
-        result = simulate(scenario, seed)
+        result = simulated(scenario, seed)
         events = [one.event for one in result.entries]
         assert any(isinstance(event, RoundClosed) for event in events), "lost during the upload"
         commits = [event for event in events if isinstance(event, CheckpointCommitted)]
@@ -474,7 +475,7 @@ def test_ranks_that_return_at_different_steps_finish_and_name_the_unsaved_steps(
 ) -> None:
     scenario = replace(uneven_end, market=SimMarketConfig())
     for seed in seeds:
-        ended = simulate(scenario, seed).view.fit_end
+        ended = simulated(scenario, seed).view.fit_end
         assert ended is not None
         assert "rank 3 at step 13; the steps after 8 are in no checkpoint" in ended.last_save_error
 

@@ -92,7 +92,9 @@ def test_unsafe_entries_are_rejected(tmp_path: Path, unsafe: tarfile.TarInfo) ->
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
 
 
-@pytest.mark.parametrize("body", [b"no archive", gzip.compress(b"no archive" * 100)])
+@pytest.mark.parametrize(
+    "body", [b"no archive", gzip.compress(b"no archive" * 100)], ids=["text", "gzip"]
+)
 def test_invalid_archive_is_rejected(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(IntegrityError, match="cannot be unpacked"):
         unpack_archive(body, hashlib.sha256(body).hexdigest(), target=tmp_path / "x")

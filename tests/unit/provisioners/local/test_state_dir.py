@@ -155,7 +155,9 @@ def test_last_set_capacity_applies(root: LocalCloudDir) -> None:
     assert not root.path.exists(), "the root was empty otherwise"
 
 
-@pytest.mark.parametrize("left", [f"0 {DEAD}", "0", "nonsense"])
+@pytest.mark.parametrize(
+    "left", [f"0 {DEAD}", "0", "nonsense"], ids=["dead process", "no process", "nonsense"]
+)
 def test_capacity_of_an_ended_process_is_ignored(root: LocalCloudDir, left: str) -> None:
     (root.ensure().path / "capacity").write_text(left)
     assert root.capacity() is None
