@@ -184,8 +184,9 @@ def test_on_demand_machine_that_was_released_while_it_booted_excuses_nothing() -
     record = replace(
         LATE,
         machines=(*KEPT.machines, unneeded),
-        requests=(*KEPT.requests, request("d2", 90.0)),
-        released_at_s=(*KEPT.released_at_s, *released(("d2", 139.0))),
+        # The second one was released before it was billed.
+        requests=(*KEPT.requests, request("d2", 90.0), request("d3", 90.0)),
+        released_at_s=(*KEPT.released_at_s, *released(("d2", 139.0), ("d3", 100.0))),
     )
     assert find_missed_deadline(record, LIMITS) is not None
 
@@ -211,6 +212,20 @@ def test_machine_that_waits_too_long_for_a_round_is_a_violation() -> None:
     assert find_unused_machines(record, LIMITS) == "c1.0 was unused for more than 600 s"
     short = replace(KEPT, machines=(*KEPT.machines, machine("c1", 200.0, 800.0)))
     assert find_unused_machines(short, LIMITS) is None
+
+
+def test_time_in_a_round_and_after_the_finish_is_not_unused() -> None:
+    # The on-demand machine waits for 500 s before its round and for 500 s after it.
+    before = round_of(1, "a1", (2080.0, 2500.0, 3005.0), FailureCause.PREEMPTION)
+    on_demand = machine("d1", 2440.0, 6710.0)
+    # Up from 8460 s on; the training finishes at 9000 s.
+    late = machine("c1", 8400.0, 9090.0)
+    record = replace(
+        KEPT,
+        rounds=(before, *KEPT.rounds[1:]),
+        machines=(KEPT.machines[0], on_demand, KEPT.machines[2], late),
+    )
+    assert find_unused_machines(record, LIMITS) is None
 
 
 def test_machine_that_is_kept_after_a_change_is_a_violation() -> None:
