@@ -26,7 +26,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     CostLimits,
     CostRecord,
     RoundRecord,
-    deadline_excuses,
+    unmet_conditions,
     find_cost_violation,
     find_early_stops,
     find_exceeded_budget,
@@ -110,7 +110,7 @@ KEPT = CostRecord(
 
 
 def test_correct_record_violates_no_invariant() -> None:
-    assert deadline_excuses(KEPT, LIMITS) == ()
+    assert unmet_conditions(KEPT, LIMITS) == ()
     assert find_missed_deadline(KEPT, LIMITS) is None
     assert find_exceeded_budget(KEPT, LIMITS) is None
     assert find_unused_machines(KEPT, LIMITS) is None
@@ -144,7 +144,7 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
 
 
 @pytest.mark.parametrize(
-    ("record", "excuse"),
+    ("record", "condition"),
     [
         (replace(LATE, requests=(*KEPT.requests, request("d2", 5.0, "full"))), "d2 was refused"),
         (
@@ -164,12 +164,14 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
         ),
     ],
 )
-def test_deadline_is_not_guaranteed_without_its_conditions(record: CostRecord, excuse: str) -> None:
+def test_deadline_is_not_guaranteed_without_its_conditions(
+    record: CostRecord, condition: str
+) -> None:
     assert find_missed_deadline(record, LIMITS) is None
-    assert excuse in "; ".join(deadline_excuses(record, LIMITS))
+    assert condition in "; ".join(unmet_conditions(record, LIMITS))
 
 
-def test_refused_or_late_spot_machines_excuse_nothing() -> None:
+def test_refused_or_late_spot_machines_keep_the_guarantee() -> None:
     late_spot = replace(KEPT.machines[0], up_at_s=2900.0)
     record = replace(
         LATE,
@@ -179,7 +181,7 @@ def test_refused_or_late_spot_machines_excuse_nothing() -> None:
     assert find_missed_deadline(record, LIMITS) is not None
 
 
-def test_on_demand_machine_that_was_released_while_it_booted_excuses_nothing() -> None:
+def test_on_demand_machine_that_was_released_while_it_booted_keeps_the_guarantee() -> None:
     unneeded = machine("d2", 100.0, 140.0, up_at_s=None)
     record = replace(
         LATE,
