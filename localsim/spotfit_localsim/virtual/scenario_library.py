@@ -1026,8 +1026,8 @@ def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimM
 def _draw_spot_offer(
     rng: RandomStream, zone: str, *, machines: int, duration_s: float
 ) -> SimOfferConfig:
-    """Draw a zone that is steady, has outages, changes every minute, ends, is always full, or loses machines
-    directly after their start."""
+    """Draw a zone that is steady, has outages, changes every minute, ends, is always full, or loses
+    machines directly after their start."""
     first_usd = _ON_DEMAND_USD / rng.choice([1.05, 1.5, 3.0, 5.0]) * rng.uniform(0.8, 1.2)
     times = sorted(rng.uniform(0.0, duration_s) for _ in range(rng.choice([0, 1, 3, 8])))
     changes = tuple((time, first_usd * rng.uniform(0.5, 2.5)) for time in times)

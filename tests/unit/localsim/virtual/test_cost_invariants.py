@@ -26,7 +26,6 @@ from spotfit_localsim.virtual.cost_invariants import (
     CostLimits,
     CostRecord,
     RoundRecord,
-    unmet_conditions,
     find_cost_violation,
     find_early_stops,
     find_exceeded_budget,
@@ -35,6 +34,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     read_finish,
     read_releases,
     read_rounds,
+    unmet_conditions,
 )
 from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
 
