@@ -22,7 +22,7 @@ from spotfit.model.offer import Market
 from spotfit.model.spec import FailureLimits
 from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.cost_invariants import (
-    deadline_excuses,
+    unmet_conditions,
 )
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.market import SimMarketConfig, SimOfferConfig
@@ -530,7 +530,7 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
     scenario = deadline_scenario(21)
     record = simulate(scenario, 21, SimDesign(provisioner=OnDemandProvisioner)).cost
     assert scenario.cost_limits is not None
-    assert deadline_excuses(record, scenario.cost_limits) == ()
+    assert unmet_conditions(record, scenario.cost_limits) == ()
     assert record.deadline_s is not None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.deadline_s

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from spotfit.core.clock import Clock
 from spotfit.host.system import SystemClock
-from spotfit_localsim.virtual.cost_invariants import deadline_excuses
+from spotfit_localsim.virtual.cost_invariants import unmet_conditions
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
     budget_scenario,
@@ -80,7 +80,7 @@ def run_seed(
     summary.totals["rounds from memory"] += result.rounds_from_memory
     summary.totals["virtual seconds"] += round(result.duration_s)
     if scenario.cost_limits is not None and result.cost.deadline_s is not None:
-        is_guaranteed = not deadline_excuses(result.cost, scenario.cost_limits)
+        is_guaranteed = not unmet_conditions(result.cost, scenario.cost_limits)
         summary.totals["guaranteed deadlines"] += is_guaranteed
     if result.violation is None:
         return None

@@ -172,9 +172,9 @@ def find_cost_violation(record: CostRecord, limits: CostLimits) -> str | None:
 
 
 def find_missed_deadline(record: CostRecord, limits: CostLimits) -> str | None:
-    """A deadline that was missed although nothing excuses it, see `deadline_excuses`."""
+    """A missed deadline although the conditions of the guarantee were met."""
     deadline_s = record.deadline_s
-    if deadline_s is None or deadline_excuses(record, limits):
+    if deadline_s is None or unmet_conditions(record, limits):
         return None
     if record.finished_at_s is None:
         is_over = record.ended_at_s > deadline_s
@@ -183,17 +183,17 @@ def find_missed_deadline(record: CostRecord, limits: CostLimits) -> str | None:
     return f"finished {late_s:.0f} s after the deadline" if late_s > 0 else None
 
 
-def deadline_excuses(record: CostRecord, limits: CostLimits) -> tuple[str, ...]:
+def unmet_conditions(record: CostRecord, limits: CostLimits) -> tuple[str, ...]:
     """Return why the deadline is not guaranteed; empty if it is.
 
     On-demand machines must not be refused or lost, and must be up `arrival_s` after their request.
     The deadline must leave the time of the training and of one changeover. A run that its budget
     has ended has no deadline any more.
     """
-    return tuple(_deadline_excuses(record, limits))
+    return tuple(_unmet_conditions(record, limits))
 
 
-def _deadline_excuses(record: CostRecord, limits: CostLimits) -> Iterator[str]:
+def _unmet_conditions(record: CostRecord, limits: CostLimits) -> Iterator[str]:
     needed_s = (record.cost.training_time_s or 0.0) + limits.changeover_s
     if record.deadline_s is not None and record.deadline_s < needed_s:
         yield f"the training and a changeover take {needed_s:.0f} s"

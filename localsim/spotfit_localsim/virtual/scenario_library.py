@@ -1031,8 +1031,8 @@ def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimM
 def _draw_spot_offer(
     rng: RandomStream, zone: str, *, machines: int, duration_s: float
 ) -> SimOfferConfig:
-    """Draw a zone that is steady, has outages, flaps, dries up, is always full, or loses machines
-    directly after their start."""
+    """Draw a zone that is steady, has outages, changes every minute, ends, is always full, or loses
+    machines directly after their start."""
     first_usd = _ON_DEMAND_USD / rng.choice([1.05, 1.5, 3.0, 5.0]) * rng.uniform(0.8, 1.2)
     times = sorted(rng.uniform(0.0, duration_s) for _ in range(rng.choice([0, 1, 3, 8])))
     changes = tuple((time, first_usd * rng.uniform(0.5, 2.5)) for time in times)
@@ -1044,9 +1044,9 @@ def _draw_spot_offer(
         refusal_probability=rng.choice([0.0, 0.3]),
         reclaims_per_hour=rng.choice([0.0, 0.5, 3.0, 12.0]),
     )
-    outages_s = {"outages": (1200.0, 600.0), "flapping": (60.0, 60.0)}
-    match rng.choice(["steady", "outages", "flapping", "dry", "full", "early losses"]):
-        case "outages" | "flapping" as kind:
+    outages_s = {"outages": (1200.0, 600.0), "unstable": (60.0, 60.0)}
+    match rng.choice(["steady", "outages", "unstable", "withdrawn", "full", "early losses"]):
+        case "outages" | "unstable" as kind:
             available_s, outage_s = outages_s[kind]
             trace = random_outages(
                 rng,
@@ -1056,10 +1056,10 @@ def _draw_spot_offer(
                 duration_s=duration_s,
             )
             return replace(offer, capacity=trace)
-        case "dry":
+        case "withdrawn":
             end_s = rng.uniform(0.0, duration_s)
             points = ((0.0, machines), (end_s, 0))
-            return replace(offer, capacity=CapacityTrace("dries up", points))
+            return replace(offer, capacity=CapacityTrace("withdrawn", points))
         case "full":
             return replace(offer, capacity=CapacityTrace("full", ((0.0, 0),)))
         case "early losses":

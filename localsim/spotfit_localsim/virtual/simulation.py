@@ -193,7 +193,7 @@ class SimWorld:
             )
         result, checker, limits = self.result, self.checker, self.scenario.cost_limits
         result.cost = self._cost_record()
-        # A late or expensive run is told apart from one that makes no progress.
+        # Before the check of the end, which a run that is late or expensive may fail as well.
         if limits and (broken := find_cost_violation(result.cost, limits)) is not None:
             checker.report_violation(broken)
         # After a violation the run is incomplete, and every check of its end would fail.

@@ -26,7 +26,6 @@ from spotfit_localsim.virtual.cost_invariants import (
     CostLimits,
     CostRecord,
     RoundRecord,
-    deadline_excuses,
     find_cost_violation,
     find_early_stops,
     find_exceeded_budget,
@@ -35,6 +34,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     read_finish,
     read_releases,
     read_rounds,
+    unmet_conditions,
 )
 from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
 
@@ -110,7 +110,7 @@ KEPT = CostRecord(
 
 
 def test_correct_record_violates_no_invariant() -> None:
-    assert deadline_excuses(KEPT, LIMITS) == ()
+    assert unmet_conditions(KEPT, LIMITS) == ()
     assert find_missed_deadline(KEPT, LIMITS) is None
     assert find_exceeded_budget(KEPT, LIMITS) is None
     assert find_unused_machines(KEPT, LIMITS) is None
@@ -144,7 +144,7 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
 
 
 @pytest.mark.parametrize(
-    ("record", "excuse"),
+    ("record", "condition"),
     [
         (replace(LATE, requests=(*KEPT.requests, request("d2", 5.0, "full"))), "d2 was refused"),
         (
@@ -164,12 +164,14 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
         ),
     ],
 )
-def test_deadline_is_not_guaranteed_without_its_conditions(record: CostRecord, excuse: str) -> None:
+def test_deadline_is_not_guaranteed_without_its_conditions(
+    record: CostRecord, condition: str
+) -> None:
     assert find_missed_deadline(record, LIMITS) is None
-    assert excuse in "; ".join(deadline_excuses(record, LIMITS))
+    assert condition in "; ".join(unmet_conditions(record, LIMITS))
 
 
-def test_refused_or_late_spot_machines_excuse_nothing() -> None:
+def test_refused_or_late_spot_machines_keep_the_guarantee() -> None:
     late_spot = replace(KEPT.machines[0], up_at_s=2900.0)
     record = replace(
         LATE,
@@ -179,13 +181,14 @@ def test_refused_or_late_spot_machines_excuse_nothing() -> None:
     assert find_missed_deadline(record, LIMITS) is not None
 
 
-def test_on_demand_machine_that_was_released_while_it_booted_excuses_nothing() -> None:
+def test_on_demand_machine_that_was_released_while_it_booted_keeps_the_guarantee() -> None:
     unneeded = machine("d2", 100.0, 140.0, up_at_s=None)
     record = replace(
         LATE,
         machines=(*KEPT.machines, unneeded),
-        requests=(*KEPT.requests, request("d2", 90.0)),
-        released_at_s=(*KEPT.released_at_s, *released(("d2", 139.0))),
+        # The second one was released before it was billed.
+        requests=(*KEPT.requests, request("d2", 90.0), request("d3", 90.0)),
+        released_at_s=(*KEPT.released_at_s, *released(("d2", 139.0), ("d3", 100.0))),
     )
     assert find_missed_deadline(record, LIMITS) is not None
 
@@ -211,6 +214,20 @@ def test_machine_that_waits_too_long_for_a_round_is_a_violation() -> None:
     assert find_unused_machines(record, LIMITS) == "c1.0 was unused for more than 600 s"
     short = replace(KEPT, machines=(*KEPT.machines, machine("c1", 200.0, 800.0)))
     assert find_unused_machines(short, LIMITS) is None
+
+
+def test_time_in_a_round_and_after_the_finish_is_not_unused() -> None:
+    # The on-demand machine waits for 500 s before its round and for 500 s after it.
+    before = round_of(1, "a1", (2080.0, 2500.0, 3005.0), FailureCause.PREEMPTION)
+    on_demand = machine("d1", 2440.0, 6710.0)
+    # Up from 8460 s on; the training finishes at 9000 s.
+    late = machine("c1", 8400.0, 9090.0)
+    record = replace(
+        KEPT,
+        rounds=(before, *KEPT.rounds[1:]),
+        machines=(KEPT.machines[0], on_demand, KEPT.machines[2], late),
+    )
+    assert find_unused_machines(record, LIMITS) is None
 
 
 def test_machine_that_is_kept_after_a_change_is_a_violation() -> None:

@@ -1,6 +1,7 @@
 """The simulated cloud: idempotent submission, capacity, notices and lost responses."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,7 @@ def test_failed_boot_starts_no_agent() -> None:
 
 # --- offers ---------------------------------------------------------------------------------------
 
+FULL = CapacityTrace("full", ((0.0, 0),))
 SPOT = SimOfferConfig(name="spot", prices=((0.0, 3.6), (60.0, 7.2)), boot_s=(10.0, 10.0))
 ON_DEMAND = SimOfferConfig(
     name="on_demand", market=Market.ON_DEMAND, prices=((0.0, 18.0),), boot_s=(20.0, 20.0)
@@ -206,25 +208,25 @@ def test_handle_has_the_offer_and_its_network() -> None:
 
 
 def test_request_uses_the_capacity_of_its_offer_only() -> None:
-    full = SimOfferConfig(name="full", capacity=CapacityTrace("full", ((0.0, 0),)))
-    harness = OfferHarness(full, SPOT)
+    small = replace(SPOT, name="small", capacity=CapacityTrace("small", ((0.0, 1),)))
+    harness = OfferHarness(SimOfferConfig(name="full", capacity=FULL), SPOT, small)
     harness.rent("t1", 2, "full")
     harness.rent("t2", 1, "spot")
+    harness.rent("t3", 2, "small")
     harness.advance(60.0)
     assert harness.states("t1", 2) == [NodeState.WAITING] * 2
     assert harness.states("t2", 1) == [NodeState.RUNNING]
+    assert harness.states("t3", 2) == [NodeState.RUNNING, NodeState.WAITING]
     assert harness.cloud.status(Token("t1"), 2).refusal == "waiting for capacity"
     assert [(one.offer, one.num_nodes) for one in harness.cloud.requests] == [
         ("full", 2),
         ("spot", 1),
+        ("small", 2),
     ]
 
 
 def test_refused_request_is_in_the_books_of_requests() -> None:
-    harness = OfferHarness(
-        SimOfferConfig(name="full", capacity=CapacityTrace("full", ((0.0, 0),))),
-        rejects_when_full=True,
-    )
+    harness = OfferHarness(SimOfferConfig(name="full", capacity=FULL), rejects_when_full=True)
     assert isinstance(harness.rent("t1", 1, "full"), Refusal)
     assert harness.cloud.requests[0].refusal == "no capacity for 1 machines under the offer full"
     assert not harness.cloud.groups
@@ -281,9 +283,11 @@ def test_on_demand_machine_is_not_preempted() -> None:
 
 def test_machine_is_billed_after_the_delay_of_its_grant() -> None:
     delayed = SimOfferConfig(name="delayed", grant_delay_s=(40.0, 40.0), boot_s=(5.0, 5.0))
-    harness = OfferHarness(delayed)
+    harness = OfferHarness(delayed, SimOfferConfig(name="full", capacity=FULL))
     harness.rent("t1", 1, "delayed")
-    harness.advance(39.0)
+    harness.advance(20.0)
+    harness.rent("t2", 1, "full")
+    harness.advance(19.0)
     assert harness.cloud.machine_seconds == 0
     assert harness.cloud.status(Token("t1"), 1).refusal == ""
     harness.advance(11.0)
