@@ -956,6 +956,7 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
         timing=_HOURLY_TIMING,
         cost=CostSpec(
             offers=market.offers_at(0.0, PROVISIONER_NAME),
+            machines=dict.fromkeys([one.name for one in market.offers], workers),
             deadline_ms=wall_ms(deadline_s),
             uses_on_demand=True,
             training_time_s=training_s,

@@ -173,13 +173,18 @@ def expected_cost_usd(
     return min(costs)
 
 
-def cost_spec(limits: CostLimits, plans: list[OfferPlan], now_ms: int) -> CostSpec:
-    """Return the limits for the run's spec; `now_ms` is the storage's time in ms since 1970."""
+def cost_spec(
+    limits: CostLimits, plans: list[OfferPlan], now_ms: int, *, listed: tuple[Offer, ...]
+) -> CostSpec:
+    """Return the limits for the run's spec; `now_ms` is the storage's time in ms since 1970.
+
+    `listed` are all offers of the backend: the bill compares with those that cannot be rented.
+    """
     deadline_ms = None
     if limits.deadline_s is not None:
         deadline_ms = now_ms + round(limits.deadline_s * 1000)
     return CostSpec(
-        offers=tuple(one.offer for one in plans),
+        offers=listed,
         machines={one.offer.name: one.machines for one in plans},
         deadline_ms=deadline_ms,
         budget_usd=limits.budget_usd,

@@ -61,6 +61,7 @@ from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.model.view import JournalView
 from spotfit.provision.api import Provisioner, open_client, prewarm
+from spotfit.provision.offers import OfferListing
 from spotfit.provision.profile import (
     non_default_options,
     open_provisioner,
@@ -489,16 +490,29 @@ def _check_cost_limits(request: FitRequest, provisioner: Provisioner, storage: S
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
     limits = read_limits(request.run, provisioner.traits, now_ms)
     listing = query_offers(provisioner, largest_group(request))
-    plans = [
-        OfferPlan(offer, provisioner.plan(largest_group(request, offer)).num_nodes)
-        for offer in listing.offers
-        if offer.price is not None
-    ]
+    plans, listing = _plan_offers(request, provisioner, listing)
     checks = ErrorCollector()
     for error in check_limits(limits, plans, listing, backend=provisioner.name):
         checks.add(error)
     checks.raise_all()
-    return cost_spec(limits, plans, now_ms)
+    return cost_spec(limits, plans, now_ms, listed=listing.offers)
+
+
+def _plan_offers(
+    request: FitRequest, provisioner: Provisioner, listing: OfferListing
+) -> tuple[list[OfferPlan], OfferListing]:
+    """Return the offers that the run may rent, and the listing with the reasons for the others."""
+    plans, remarks = [], list(listing.remarks)
+    for offer in listing.offers:
+        if offer.price is None:
+            continue
+        try:
+            plan = provisioner.plan(largest_group(request, offer))
+        except ConfigError as error:  # such as on-demand machines without a queue
+            remarks.append(error.message)
+        else:
+            plans.append(OfferPlan(offer, plan.num_nodes))
+    return plans, OfferListing(listing.offers, tuple(remarks))
 
 
 def _clock_offset_ms(storage: Store) -> int:

@@ -684,7 +684,7 @@ class Ledger:
         self._lease_counter += 1
         key, body = keys.lease(self.agent_id), str(self._lease_counter).encode()
         write = partial(self.store.put, key, body)
-        if self._lease_counter % _CLOCK_CHECK_RENEWALS == 1:
+        if self._clock_offset_ms is None or self._lease_counter % _CLOCK_CHECK_RENEWALS == 0:
             self._clock_offset_ms = measure_offset_ms(self.store, key, write, self._wall_ms)
         else:
             write()

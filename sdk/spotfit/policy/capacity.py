@@ -405,7 +405,7 @@ def _final_refusal_of_offers(view: View) -> str | None:
     refusals = [
         view.market.record_of(offer.name).final_refusal
         for offer in cost.offers
-        if offer.price is not None and (offer.market is Market.SPOT or cost.uses_on_demand)
+        if offer.name in cost.machines and (offer.market is Market.SPOT or cost.uses_on_demand)
     ]
     has_trained = view.round_opened_slot >= 0
     return refusals[-1] if refusals and all(refusals) and not has_trained else None
@@ -480,6 +480,8 @@ def _loss_while_connected(
         # A round that was opened before the notice may have had no place for the agent.
         if view.notice_slots.get(agent, math.inf) <= view.round_opened_slot:
             reason = _REPLACED
+        elif agent in view.notices and view.spec.cost.chooses_offers:
+            reason = "it has a preemption notice, and no workers"
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
         elif is_train and is_full and is_unwanted(view, token):

@@ -98,6 +98,7 @@ def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
         offer
         for offer in current_offers(view)
         if offer.price is not None
+        and offer.name in cost.machines
         and (offer.market is Market.SPOT or cost.uses_on_demand)
         and (not network or offer.network in ("", network))
         and (_tokens_of(view, offer.name) or cost_budget.affords(view, state, offer))
