@@ -117,8 +117,9 @@ class Provisioner(Protocol):
 
         Returns the same plan for the same request. Rents exactly `request.offer`, if it is set and
         the backend lists offers (`spotfit.provision.offers`). Otherwise places all machines in
-        `request.network`, if it is set and the backend has several. Raises `ConfigError` if the request cannot be
-        satisfied with the backend's options, for instance if it needs too many machines.
+        `request.network`, if it is set and the backend has several. Raises `ConfigError` if the
+        request cannot be satisfied with the backend's options, for instance if it needs too many
+        machines.
         """
 
     def submit(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | Refusal:
