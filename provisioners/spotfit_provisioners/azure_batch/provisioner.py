@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
-from spotfit.core.errors import ProvisionError
+from spotfit.core.errors import ProvisionError, ProvisionPermissionError
+from spotfit.host import log
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
@@ -86,10 +87,11 @@ class AzureBatchProvisioner:
             )
         # Batch accepts no jobs for a pool that is being deleted, and its name is not free yet.
         if pool is None:
-            management = AzureResourceManagerClient(self.options.management_endpoint)
-            management.create_if_absent(**plan.body["pool"])
+            self._create_pool(plan.body["pool"])
         elif pool["state"] == "deleting":
             return Refusal(f"the pool {pool_id} is being deleted")
+        if "other_pool" in plan.body:
+            self._prepare_other_pool(plan.body["other_pool"])
         tasks = [
             render.task_request(
                 plan, number, launch.environment_for(plan.token, number, plan.slots_per_node)
@@ -98,6 +100,17 @@ class AzureBatchProvisioner:
         ]
         client.create_job(plan.body["job"], tasks)
         return self._handle(plan)
+
+    def _create_pool(self, pool: Mapping[str, Any]) -> None:
+        AzureResourceManagerClient(self.options.management_endpoint).create_if_absent(**pool)
+
+    def _prepare_other_pool(self, pool: Mapping[str, Any]) -> None:
+        """Create the pool of the other market, empty, if it is missing and the caller may."""
+        if self._client().find_pool(pool["path"].rpartition("/")[2]) is None:
+            try:
+                self._create_pool(pool)
+            except ProvisionPermissionError as error:  # as on a machine
+                log.info("azure_batch.other_pool_not_created", reason=str(error))
 
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
         """Return the job of the plan's id."""

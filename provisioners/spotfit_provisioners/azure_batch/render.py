@@ -89,6 +89,10 @@ def plan(request: GroupRequest, options: AzureBatchOptions) -> GroupPlan:
     }
     if options.can_create_pool:
         body["pool"] = pool_request(options, market, initial_nodes=nodes)
+        if request.offer is not None:
+            # The run may change between the markets, and its agents cannot create pools.
+            other = Market.SPOT if market is Market.ON_DEMAND else Market.ON_DEMAND
+            body["other_pool"] = pool_request(options, other, initial_nodes=0)
     if request.network not in ("", network(options, market)):
         body["unreachable_network"] = request.network
     return GroupPlan(

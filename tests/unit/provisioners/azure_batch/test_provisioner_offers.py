@@ -61,6 +61,7 @@ def shared_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 def sim(shared_sim: Simulator) -> Iterator[Simulator]:
     yield shared_sim
     shared_sim.market.max_machines = None
+    shared_sim.faults.deny_permissions([])
     with shared_sim._lock:
         shared_sim.datacenter.close()
         shared_sim.cloud.state.jobs.clear()
@@ -136,7 +137,7 @@ def test_pool_of_spot_nodes_has_the_same_name_with_and_without_an_offer(sim: Sim
     provisioner = open_provisioner(sim)
     without = provisioner.plan(REQUEST).body
     spot = provisioner.plan(replace(REQUEST, offer=offer_named(provisioner, SPOT))).body
-    assert spot == without
+    assert spot == {**without, "other_pool": spot["other_pool"]}
     on_demand = provisioner.plan(replace(REQUEST, offer=offer_named(provisioner, ON_DEMAND))).body
     properties = on_demand["pool"]["body"]["properties"]
     assert (
@@ -144,6 +145,28 @@ def test_pool_of_spot_nodes_has_the_same_name_with_and_without_an_offer(sim: Sim
         in (properties["scaleSettings"]["autoScale"]["formula"])
     )
     assert on_demand["task"] == without["task"]
+    # The same pool but for its initial size.
+    assert spot["other_pool"]["path"] == on_demand["pool"]["path"]
+    assert on_demand["other_pool"]["path"] == without["pool"]["path"]
+
+
+def test_pools_of_both_markets_are_created_by_the_first_group(sim: Simulator) -> None:
+    """By the caller of `fit()`: agents may submit jobs only."""
+    provisioner = open_provisioner(sim)
+    spot, on_demand = (offer_named(provisioner, name) for name in (SPOT, ON_DEMAND))
+    submit_granted(provisioner, name="t-first", offer=spot)
+    sim.faults.deny_permissions(["Microsoft.Batch/batchAccounts/pools/write"])
+    handle = submit_granted(provisioner, offer=on_demand)
+    wait_for(provisioner, handle, NodeState.RUNNING)
+    assert len(sim.cloud.state.pools) == 2
+
+
+def test_agent_that_cannot_create_the_other_pool_submits_its_group(sim: Simulator) -> None:
+    provisioner = open_provisioner(sim)
+    submit_granted(provisioner, name="t-first")
+    sim.faults.deny_permissions(["Microsoft.Batch/batchAccounts/pools/write"])
+    submit_granted(provisioner, name="t-second", offer=offer_named(provisioner, SPOT))
+    assert len(sim.cloud.state.pools) == 1
 
 
 @pytest.mark.parametrize(
