@@ -420,7 +420,7 @@ def _assert_default_offer(
     listing = list_offers(provisioner, request)
     # '' if the provider chooses among several offers.
     assert handle.offer in {"", *(offer.name for offer in listing.offers)}
-    if listing.default is not None:
+    if listing.default:
         assert handle.offer == listing.default
 
 
