@@ -171,6 +171,14 @@ def test_without_a_time_budget_the_backend_gets_no_limit() -> None:
     assert planned.request.time_limit_s is None
 
 
+def test_a_request_names_its_run_for_the_tags_of_what_is_rented() -> None:
+    harness = LeaderHarness()
+    harness.steps()
+    spec = harness.ledger.view.spec
+    (planned,) = [event for event in harness.events if isinstance(event, GroupPlanned)]
+    assert (planned.request.run_name, planned.request.run_id) == (spec.name, spec.run_id)
+
+
 def test_a_validation_machine_has_its_own_role() -> None:
     harness = LeaderHarness(validation=ValidationSpec(resources={"GPU": 1.0}))
     machine_request = a_request(Token("t-w"))

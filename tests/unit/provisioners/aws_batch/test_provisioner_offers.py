@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.host.system import SystemClock, new_run_id, wall_ms
 from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
@@ -267,4 +267,7 @@ def test_jobs_have_the_tags_of_their_run(sim: Simulator) -> None:
         "spotfit:queue": "spot",
     }
     assert expected.items() <= job["tags"].items()
-    assert job["propagateTags"] is True, "to the ECS task, which is what is billed"
+    assert job["propagateTags"] is True, "to the ECS task, by which AWS divides the cost"
+    sim.faults.deny_permissions(["batch:TagResource"])
+    with pytest.raises(ProvisionPermissionError, match="batch:TagResource"):
+        submit(provisioner, name="t-two")

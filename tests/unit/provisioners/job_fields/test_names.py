@@ -31,8 +31,14 @@ def test_name_does_not_depend_on_the_order_of_content() -> None:
 
 
 def test_costs_are_allocated_to_run_user_and_project() -> None:
-    labels = allocation_labels("spotfit-", run="Digits 1", user="Jane.Doe@EXAMPLE.com", project="")
-    assert labels == {"spotfit-run": "digits-1", "spotfit-user": "jane-doe-example-com"}
+    labels = allocation_labels(
+        "spotfit-", run="Digits 1", run_id="0a" * 16, user="Jane.Doe@EXAMPLE.com", project=""
+    )
+    assert labels == {
+        "spotfit-run": "digits-1",
+        "spotfit-run-id": "0a" * 16,
+        "spotfit-user": "jane-doe-example-com",
+    }
     assert allocation_labels("x/", run="", user="", project="P") == {
         "x/run": "run",
         "x/project": "p",
