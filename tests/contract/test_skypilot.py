@@ -180,6 +180,10 @@ def test_unknown_group_is_gone(by: By) -> None:
         provisioner.cancel(handle)
 
 
+def test_clusters_of_others_have_no_usage(by: By) -> None:
+    assert by()._client.cluster_usage(["t-0123456789ab-0"]) == {}
+
+
 def test_unresponsive_server_is_transient() -> None:
     """In a separate process, because SkyPilot caches the first address."""
     script = (

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from msgspec.structs import replace
+
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
 from spotfit.model.group import GroupRequest
 from spotfit.provision.api import AccountCheck, CheckSkippedError, run_check, skip_if_denied
 from spotfit_provisioners.kubernetes import render
 from spotfit_provisioners.kubernetes.client import KubernetesClient, KubernetesPermission
+from spotfit_provisioners.kubernetes.offers import list_offers
 from spotfit_provisioners.kubernetes.options import KubernetesOptions
 
 PROVISION_PERMISSIONS = (
@@ -83,8 +86,15 @@ def _check_cluster(cluster: KubernetesClient, options: KubernetesOptions) -> Ite
             f"the {kind} {name} exists",
             lambda k=kind, n=name, d=do: _check_exists(cluster, k, name=n, do=d),  # type: ignore[misc]
         )
-    yield run_check("a Job is admitted", lambda: _check_job_admission(cluster, options))
+    yield run_check("a Job is admitted", lambda: _check_job_admission(cluster, _REQUEST, options))
     yield run_check("its pods are admitted", lambda: _check_pod_admission(cluster, options))
+    spot_and_on_demand = list_offers(options).offers
+    if len(spot_and_on_demand) > 1:
+        request = replace(_REQUEST, offer=spot_and_on_demand[-1])
+        yield run_check(
+            "a Job on on-demand nodes is admitted",
+            lambda: _check_job_admission(cluster, request, options),
+        )
 
 
 def _referenced_objects(options: KubernetesOptions) -> Iterator[tuple[str, str, str]]:
@@ -140,9 +150,11 @@ def _check_exists(cluster: KubernetesClient, kind: str, *, name: str, do: str) -
         raise ConfigError(f"The {kind} {name} does not exist in the cluster.", do=do)
 
 
-def _check_job_admission(cluster: KubernetesClient, options: KubernetesOptions) -> str:
+def _check_job_admission(
+    cluster: KubernetesClient, request: GroupRequest, options: KubernetesOptions
+) -> str:
     """Send a Job as a dry run, which checks quotas, policies and webhooks."""
-    cluster.dry_run(render.plan(_REQUEST, options).body)
+    cluster.dry_run(render.plan(request, options).body)
     return "a dry run of one machine is admitted"
 
 

@@ -13,13 +13,13 @@ open                | Succeeded or Failed, not yet judged      | WAITING
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
 
 from spotfit.model.group import GroupStatus, NodeState, NodeStatus
 from spotfit.provision.launch import describe_exit_code
+from spotfit_provisioners.job_fields import timestamps
 from spotfit_provisioners.kubernetes.render import INDEX_LABEL
 
 PHASES: Mapping[str, NodeState] = {
@@ -158,7 +158,7 @@ def _with_times(status: NodeStatus, pod: Mapping[str, Any] | None) -> NodeStatus
     https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus
     """
     pod_status = (pod or {}).get("status") or {}
-    started_at_ms = _to_ms(pod_status.get("startTime"))
+    started_at_ms = timestamps.to_ms(pod_status.get("startTime"))
     ends = [end.get("finishedAt") for end in _container_ends(pod)]
     # The containers of a lost node have no end; then the pod was marked as disrupted.
     ends += [
@@ -166,7 +166,7 @@ def _with_times(status: NodeStatus, pod: Mapping[str, Any] | None) -> NodeStatus
         for condition in pod_status.get("conditions") or []
         if condition.get("type") == "DisruptionTarget" and not any(ends)
     ]
-    times = [time for time in map(_to_ms, ends) if time is not None]
+    times = [time for time in map(timestamps.to_ms, ends) if time is not None]
     # A disrupted pod still runs for its grace period.
     has_ended = pod_status.get("phase") in ("Succeeded", "Failed")
     ended_at_ms = None
@@ -174,13 +174,6 @@ def _with_times(status: NodeStatus, pod: Mapping[str, Any] | None) -> NodeStatus
         # The clocks of node and control plane may differ.
         ended_at_ms = max(started_at_ms, *times)
     return replace(status, started_at_ms=started_at_ms, ended_at_ms=ended_at_ms)
-
-
-def _to_ms(time: Any) -> int | None:
-    """Parse a time of RFC 3339; None for none."""
-    if not time:
-        return None
-    return round(datetime.fromisoformat(str(time)).timestamp() * 1000)
 
 
 def _is_out_of_memory(pod: Mapping[str, Any] | None) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -164,35 +164,6 @@ class ProvisionerSuite:
         with pytest.raises(ConfigError):
             provisioner.plan(msgspec.structs.replace(request_for(1), offer=of_other))
 
-    def test_a_group_names_the_offer_that_was_granted(
-        self,
-        provisioner: Provisioner,
-        launch: AgentLaunchSpec,
-        request_for: Callable[[int], GroupRequest],
-    ) -> None:
-        """`GroupHandle.offer` is that of the request, else one of the listing.
-
-        '' if the provider chooses among several offers.
-        """
-        listing = _require_offers(provisioner, request_for(1))
-        granted = []
-        # The last one: on-demand, where there are both markets.
-        for offer in (None, _rentable_offers(provisioner, listing.offers, request_for)[-1]):
-            plan = provisioner.plan(msgspec.structs.replace(request_for(1), offer=offer))
-            handle = _assert_granted(provisioner.submit(plan, launch))
-            assert find_group(provisioner, plan, launch) == handle
-            granted.append((offer, handle))
-        (_, default), (offer, requested) = granted
-        assert offer is not None
-        assert requested.offer == offer.name
-        assert default.offer in {"", *(one.name for one in listing.offers)}
-        if listing.default is not None:
-            assert default.offer == listing.default
-        for _, handle in granted:
-            provisioner.cancel(handle)
-        for _, handle in granted:
-            self._release(provisioner, handle)
-
     # ── submit, observe, cancel ──────────────────────────────────────────────────────────────────
 
     def test_machines_start_and_are_released(
@@ -201,9 +172,15 @@ class ProvisionerSuite:
         launch: AgentLaunchSpec,
         request_for: Callable[[int], GroupRequest],
     ) -> None:
-        """All machines run after `submit` and are terminated after `cancel`, also if repeated."""
-        plan = provisioner.plan(request_for(2))
+        """All machines run after `submit` and are terminated after `cancel`, also if repeated.
+
+        They are those of the last listed offer, if the backend lists offers.
+        """
+        offer = _last_rentable_offer(provisioner, request_for)
+        plan = provisioner.plan(msgspec.structs.replace(request_for(2), offer=offer))
         handle = _assert_granted(provisioner.submit(plan, launch))
+        if offer is not None:
+            assert handle.offer == offer.name
         assert len(provisioner.observe(handle).nodes) == plan.num_nodes
         started = self._wait_until(provisioner, handle, _all_running)
         provisioner.cancel(handle)
@@ -217,8 +194,10 @@ class ProvisionerSuite:
         launch: AgentLaunchSpec,
         plan: GroupPlan,
         handle: GroupHandle,
+        request_for: Callable[[int], GroupRequest],
     ) -> None:
         """A second `submit` of a plan returns the same handle and requests no further machines."""
+        _assert_default_offer(provisioner, handle, request_for(1))
         assert _assert_granted(provisioner.submit(plan, launch)) == handle
         self._wait_until(provisioner, handle, _all_running)
         # Also after the start: a new leader repeats a submit whose outcome was not recorded.
@@ -416,16 +395,33 @@ def _plan_or_remedy(provisioner: Provisioner, request: GroupRequest) -> GroupPla
     return plan
 
 
-def _rentable_offers(
-    provisioner: Provisioner, offers: Iterable[Offer], request_for: Callable[[int], GroupRequest]
-) -> list[Offer]:
-    """Return the offers that the options allow to rent."""
-    rentable = []
-    for offer in offers:
+def _last_rentable_offer(
+    provisioner: Provisioner, request_for: Callable[[int], GroupRequest]
+) -> Offer | None:
+    """Return the last offer that the options allow to rent: on-demand, if there are both markets.
+
+    None if the backend lists no offers.
+    """
+    if not hasattr(provisioner, "offers"):
+        return None
+    for offer in reversed(list_offers(provisioner, request_for(1)).offers):
         with contextlib.suppress(ConfigError):
             provisioner.plan(msgspec.structs.replace(request_for(1), offer=offer))
-            rentable.append(offer)
-    return rentable
+            return offer
+    return None
+
+
+def _assert_default_offer(
+    provisioner: Provisioner, handle: GroupHandle, request: GroupRequest
+) -> None:
+    """Check the offer of a group that was requested without one."""
+    if not hasattr(provisioner, "offers"):
+        return
+    listing = list_offers(provisioner, request)
+    # '' if the provider chooses among several offers.
+    assert handle.offer in {"", *(offer.name for offer in listing.offers)}
+    if listing.default:
+        assert handle.offer == listing.default
 
 
 def _assert_times_in_order(started: GroupStatus, ended: GroupStatus) -> None:

@@ -44,6 +44,8 @@ def test_permissive_cluster_passes_all_checks(sim: Simulator) -> None:
         f"the caller may {permission.description}" for permission in PROVISION_PERMISSIONS
     } <= set(findings)
     assert findings["a Job is admitted"].detail == "a dry run of one machine is admitted"
+    on_demand = findings["a Job on on-demand nodes is admitted"]
+    assert on_demand.detail == "a dry run of one machine is admitted"
     assert findings["its pods are admitted"].detail.startswith("a dry run of one pod is admitted")
     assert not any(sim.cloud.state.objects.values()), "a dry run creates no objects"
 
@@ -79,6 +81,13 @@ def test_all_failed_checks_are_reported_together(sim: Simulator) -> None:
         "the Secret registry exists": "The Secret registry does not exist in the cluster.",
         "the PriorityClass low exists": "The PriorityClass low does not exist in the cluster.",
     }
+
+
+def test_on_demand_job_is_checked_where_its_nodes_are_distinguished(sim: Simulator) -> None:
+    assert "a Job on on-demand nodes is admitted" not in run_checks(sim, flavour="")
+    template = {"spec": {"affinity": None}}
+    result = failed_checks(run_checks(sim, pod_template=template))
+    assert set(result) == {"a Job on on-demand nodes is admitted"}
 
 
 def test_denied_access_reviews_are_inconclusive(sim: Simulator) -> None:
