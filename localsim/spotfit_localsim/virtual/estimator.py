@@ -21,6 +21,7 @@ from spotfit_localsim.traces import BUNDLED_RECORDINGS, read_trace
 from spotfit_localsim.virtual.deadline_market import (
     DeadlineJob,
     JobPolicy,
+    JobState,
     MarketOffer,
     offer_states,
     production_policy,
@@ -38,7 +39,7 @@ MAX_STARTS = 12
 MIN_RECORDINGS = 3
 """Recordings in which a job starts, at least."""
 LIMIT_FACTOR = 10
-"""A job without a deadline ends after this many times its training time."""
+"""A job ends after this many times its training time, but not before it saw all of a recording."""
 
 
 class RecordedMarkets:
@@ -108,7 +109,8 @@ def _decisions(job: ReplayedJob, one: MarketRecording) -> float:
 
 def _outcome(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -> ReplayOutcome:
     replayed = market_job(job, zones, start)
-    result = run_job(replayed, policy_of(job), limit=LIMIT_FACTOR * (replayed.work + replayed.boot))
+    limit = _limit(zones, replayed.tick, replayed.work + replayed.boot)
+    result = run_job(replayed, policy_of(job), limit=limit)
     finish_s = result.finished_at * replayed.unit_s if result.is_finished else None
     is_late = job.deadline_s is not None and (finish_s is None or result.is_late)
     if finish_s is not None and job.deadline_s is not None and not is_late:
@@ -125,7 +127,7 @@ def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -
     """Return the job on these zones, one for each spot offer, from tick `start`."""
     grid = market_grid(zones[0].tick_s, job.changeover_s)
     work = math.ceil(job.work_s / grid.unit_s - 1e-6)
-    longest = LIMIT_FACTOR * (work + grid.boot)
+    longest = _limit(zones, grid.tick, work + grid.boot)
     deadline = longest
     if job.deadline_s is not None:
         deadline = int(job.deadline_s / grid.unit_s + 1e-6)
@@ -153,6 +155,12 @@ def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -
     )
 
 
+def _limit(zones: Sequence[MarketRecording], tick: int, least: int) -> int:
+    """Units after which the job ends; `least` is how many it takes without outages."""
+    recorded = max(len(one.counts) for one in zones) * tick
+    return max(LIMIT_FACTOR * least, recorded + least)
+
+
 def _availability(
     machines: int, zones: Sequence[MarketRecording], number: int, start: int, ticks: int
 ) -> tuple[bool, ...]:
@@ -170,10 +178,17 @@ def _availability(
 def policy_of(job: ReplayedJob) -> JobPolicy:
     """Return the policy that `policy.machine_choice` applies to a run with these offers."""
     if all(offer.market is Market.SPOT for offer in job.offers):
-        return lambda state: choose_spot_offer(offer_states(state), state.running).offer
+        return _spot_policy
     if job.deadline_s is not None:
         return production_policy
     changeover_s = job.changeover_s
     return lambda state: (
         choose_without_waiting(offer_states(state), state.running, changeover_s=changeover_s).offer
     )
+
+
+def _spot_policy(state: JobState) -> int | None:
+    # The policy returns the same; most of the time of a job without fallback is waiting.
+    if None not in state.refused_since:
+        return None
+    return choose_spot_offer(offer_states(state), state.running).offer

@@ -168,6 +168,7 @@ def of_estimate(estimate: Estimate) -> dict[str, Any]:
         "finish_s": asdict(estimate.finish_s),
         "deadline_share": estimate.deadline_share,
         "budget_share": estimate.budget_share,
+        "unfinished_share": estimate.unfinished_share,
         "offers": [_offer_fields(one) for one in estimate.offers],
         "recordings": estimate.recordings,
         "replays": estimate.replays,

@@ -80,6 +80,8 @@ class Estimate:
     recordings: tuple[str, ...]
     """The names of the recorded markets."""
     replays: int
+    unfinished_share: float
+    """Share of the replays that were not finished in ten times the training time."""
     as_of_ms: int
     """When the offers were listed, in milliseconds since 1970."""
     remarks: tuple[str, ...] = ()
@@ -166,6 +168,11 @@ def guarantee_lines(estimate: Estimate) -> list[str]:
         )
     if estimate.deadline_share is not None and not estimate.is_guaranteed:
         lines.append(f"The deadline is kept in {_percent(estimate.deadline_share)} of the replays.")
+    if estimate.unfinished_share:
+        lines.append(
+            f"{_percent(estimate.unfinished_share)} of the replays are not finished in ten times "
+            "the training time."
+        )
     if estimate.budget_share is not None:
         lines.append(
             f"The budget of {format_usd(limits.budget_usd)} suffices in "

@@ -149,6 +149,7 @@ def compute_estimate(
         offers=tuple(_offer_table(plans, limits, replay_mean)),
         recordings=tuple(markets.names),
         replays=len(outcomes),
+        unfinished_share=sum(one.finish_s is None for one in outcomes) / len(outcomes),
         as_of_ms=system.wall_ms(),
         remarks=(*markets.remarks, *_price_remarks(plans, used)),
     )

@@ -12,7 +12,10 @@ from typer.testing import CliRunner, Result
 from spotfit.cli.main import app
 from spotfit.core.errors import ConfigError
 
-BACKEND = 'local?nodes=2&prices={"*":{"spot":1,"on_demand":3}}'
+# Given prices: no API is called.
+BACKEND = (
+    'gcp_batch?project=p&region=r&image=i&machine_type=m&prices={"*":{"spot":1,"on_demand":3}}'
+)
 
 
 @pytest.fixture

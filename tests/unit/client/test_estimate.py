@@ -44,6 +44,7 @@ def an_estimate(*, limits: dict[str, Any] | None = None, **fields: Any) -> Estim
         "offers": (an_offer(), an_offer(Market.ON_DEMAND, 3.0, zone="", options={"queue": "q"})),
         "recordings": ("zone-1", "zone-2"),
         "replays": 3,
+        "unfinished_share": 0.0,
         "as_of_ms": NOW_MS,
     }
     given: dict[str, Any] = {
@@ -117,6 +118,14 @@ def test_shares_are_not_rounded_up_to_certainty() -> None:
     text = str(an_estimate(limits={"budget_usd": 25.0}))
     assert "The deadline is kept in 99 % of the replays." in text
     assert "The budget of $25.00 suffices in 66 % of the replays." in text
+
+
+def test_replays_that_do_not_finish_are_counted() -> None:
+    costs = (1.0, 2.0, math.inf)
+    text = str(an_estimate(costs_usd=costs, unfinished_share=1 / 3))
+    assert "33 % of the replays are not finished in ten times the training time." in text
+    assert "expected unlimited" in text
+    assert "not finished" not in str(an_estimate())
 
 
 def test_the_earliest_deadline_is_rounded_up() -> None:

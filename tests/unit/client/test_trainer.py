@@ -234,7 +234,8 @@ assert "torch" not in sys.modules
 # --- Estimates ------------------------------------------------------------------------------------
 
 
-PRICED = 'local?prices={"*":{"spot":1,"on_demand":3}}'
+# Given prices: no API is called.
+PRICED = 'gcp_batch?project=p&region=r&image=i&machine_type=m&prices={"*":{"spot":1,"on_demand":3}}'
 
 
 def test_an_estimate_uses_the_arguments_and_rents_nothing(tmp_path: Path) -> None:

@@ -131,6 +131,12 @@ def test_on_demand_machines_alone_are_rented_at_once() -> None:
     assert one.usd == pytest.approx(2 * 3.0 * (10 + 1 / 6))
 
 
+def test_a_short_training_waits_for_the_end_of_a_long_outage() -> None:
+    short = a_job(0.5, work_s=600.0, on_demand_usd=None)
+    (one,) = markets(0, 0, 0, 0, 1, ticks_per_count=36).replay(short, max_decisions=0)
+    assert one.finish_s == pytest.approx(24 * HOUR_S + 1200)
+
+
 def test_machines_that_never_make_progress_do_not_finish() -> None:
     (one,) = markets(1, 0).replay(SPOT_ONLY, max_decisions=0)
     assert (one.finish_s, one.is_late) == (None, False)
