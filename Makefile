@@ -23,6 +23,8 @@ PYTEST := $(BIN)/python -m pytest
 AGAIN := --max-suite-reruns=3 --rerun-show-tracebacks
 # Tests start thousands of processes. Without cached bytecode each compiles our modules again.
 unexport PYTHONDONTWRITEBYTECODE
+# A process for each core and one more, as tests with real processes wait for them. Each takes the next file.
+PARALLEL := -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist loadfile --no-loadscope-reorder
 EVERYDAY := not slow and not gpu and not cloud
 CODE := sdk provisioners localsim tests examples benchmarks worker_image .ci
 
@@ -42,8 +44,9 @@ demo: $(STAMP) ## train on digits with two local nodes, preempt both, finish
 	$(BIN)/python examples/digits_demo.py
 
 .PHONY: test
-test: lint $(AZURITE_BY_NPM) ## everything that CI runs
-	.ci/test $(PYTEST) -m "$(EVERYDAY)" $(AGAIN) --durations=10
+test: ## everything that CI runs
+	$(MAKE) --no-print-directory -j3 lint $(AZURITE_BY_NPM) try-filesystems
+	.ci/test $(PYTEST) -m "$(EVERYDAY)" $(AGAIN) $(PARALLEL) --durations=10
 
 .PHONY: quick
 quick: $(STAMP) ## ruff and the unit tests
@@ -68,7 +71,7 @@ format: $(STAMP) ## ruff fixes and formatting
 
 .PHONY: live
 live: $(STAMP) ## real processes on loopback, real kills
-	$(PYTEST) -m "not gpu and not cloud" $(AGAIN) tests/live
+	$(PYTEST) -m "not gpu and not cloud" $(AGAIN) $(PARALLEL) tests/live
 
 .PHONY: chaos
 chaos: $(STAMP) ## random schedules: LIVE=500 with real processes, CLOUD=100 on simulated clouds, VIRTUAL=20000 under a virtual clock
@@ -179,6 +182,11 @@ $(SKY)/.installed: pyproject.toml .ci/skypilot.txt .ci/make-venv
 	.ci/make-venv $(SKY)
 	$(SKY)/bin/python -m pip install --quiet -c .ci/skypilot.txt -e '.[skypilot]' 'skypilot[aws,slurm]==0.14.*' torch numpy 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
+
+# Beside the other installations. A failure is reported by `make filesystems`, which .ci/test runs.
+.PHONY: try-filesystems
+try-filesystems:
+	@$(MAKE) --no-print-directory $(FILESYSTEMS)/.installed >/dev/null 2>&1 || true
 
 # s3fs requires an older botocore than that of our tests.
 $(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/fake-gcs-server.txt .ci/make-venv

@@ -22,13 +22,21 @@ from tests.gcs_server import service_account_key
 from tests.unit.checkpoint.saved_checkpoints import make_manifest
 
 S3_SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+app, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+def respond(environ, start_response):
+    with lock:  # moto looks for the existing object and stores the new one in two steps
+        return app(environ, start_response)
+
+server = make_server("127.0.0.1", 0, respond, threaded=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
 sys.stdin.read()
-server.stop()
+server.shutdown()
 """
 
 

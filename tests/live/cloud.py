@@ -85,6 +85,8 @@ class LiveTestCloud:
         self.reclaimer = Reclaimer(self.root)
         self._has_shared_root = shared_root is not None
         self._drivers: list[DriverProcess] = []
+        self._journals: dict[str, Journal] = {}
+        """By URL. Reading a journal from its start in every poll would cost much time."""
 
     # --- runs ----------------------------------------------------------------------------------
 
@@ -130,7 +132,9 @@ class LiveTestCloud:
     # --- state of bucket and machine ---------------------------------------------------
 
     def view(self, name: str = "run") -> JournalView:
-        return Journal(open_store(self.url(name))).catch_up()
+        if self.url(name) not in self._journals:
+            self._journals[self.url(name)] = Journal(open_store(self.url(name)))
+        return self._journals[self.url(name)].catch_up()
 
     def events(self, name: str = "run") -> list[JournalEvent]:
         """All journal entries."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,13 @@ class DriverlessRun:
             laptop.send_signal(signal.SIGKILL)
             laptop.wait()
 
+    @cached_property
+    def journal(self) -> Journal:
+        return Journal(open_store(str(self.storage / "run")))
+
     @property
     def view(self) -> JournalView:
-        return Journal(open_store(str(self.storage / "run"))).catch_up()
+        return self.journal.catch_up()
 
     def saved_since(self, slot: int) -> bool:
         return self.view.latest_committed_slot > slot

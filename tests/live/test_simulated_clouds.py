@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,15 @@ from spotfit.store.factory import open_store
 from spotfit.torch import TorchTrainer
 from spotfit_localsim.clouds.options import CLOUDS
 from spotfit_localsim.clouds.provisioner import SimProvisioner
-from spotfit_localsim.live.reference_jobs import train_gradient_descent
+from spotfit_localsim.live.reference_jobs import (
+    expected_hash_chain,
+    train_gradient_descent,
+    train_hash_chain,
+)
 from tests.live.cloud import eventually
 
 CONFIG: dict[str, Any] = {"steps": 120, "save_every": 5, "step_s": 0.03}
+RESULT = expected_hash_chain(CONFIG["steps"])
 
 pytestmark = pytest.mark.parametrize("name", sorted(CLOUDS))
 
@@ -54,24 +59,24 @@ class CloudHarness:
         self.provisioner = f"sim://{name}?root={self.sim.root}"
         self.storage = folder / "runs"
 
-    def trainer(self) -> TorchTrainer:
-        """Two workers on two machines."""
-        return TorchTrainer(
-            train_gradient_descent,
+    def trainer(self, *, with_torch: bool = False) -> spotfit.DataParallelTrainer:
+        """Two workers on two machines. Every machine would import torch, which takes seconds."""
+        trainer_type = TorchTrainer if with_torch else spotfit.DataParallelTrainer
+        return trainer_type(
+            train_gradient_descent if with_torch else train_hash_chain,
             train_loop_config=CONFIG,
             scaling_config=spotfit.ScalingConfig(num_workers=2),
             run_config=spotfit.RunConfig(storage_path=str(self.storage), name="run"),
             provisioner=self.provisioner,
         )
 
+    @cached_property
     def journal(self) -> Journal:
-        journal = Journal(open_store(str(self.storage / "run")))
-        journal.catch_up()
-        return journal
+        return Journal(open_store(str(self.storage / "run")))
 
     @property
     def view(self) -> JournalView:
-        return self.journal().view
+        return self.journal.catch_up()
 
     def saved(self, step: int) -> bool:
         latest = self.view.latest_checkpoint
@@ -106,7 +111,7 @@ def harness(name: str, tmp_path: Path) -> Iterator[CloudHarness]:
 def test_preemptions_with_and_without_notice_do_not_change_the_result(
     harness: CloudHarness,
 ) -> None:
-    handle = harness.trainer().submit()
+    handle = harness.trainer(with_torch=True).submit()
     eventually(lambda: harness.saved(5))
     harness.sim.call_simulator("reclaim", {"notice": True})
     eventually(lambda: harness.view.failure_counts.get(FailureCause.PREEMPTION))
@@ -137,7 +142,7 @@ def test_one_loss_rents_one_machine(
         eventually(lambda: harness.saved(5))
         lost = harness.running_machine()
         harness.sim.call_simulator("reclaim", {"notice": notice, "machine": lost})
-        assert handle.result().return_value == uninterrupted_result()
+        assert handle.result().return_value == RESULT
         assert len(harness.sim.call_simulator("machines")) == 3
         eventually(harness.no_machine_exists)
     finally:
@@ -150,7 +155,7 @@ def test_restarted_simulator_restores_its_machines(harness: CloudHarness) -> Non
     harness.sim.call_simulator("leave", {"machines": False})
     eventually(lambda: harness.saved(60))
     harness.sim.call_simulator("reclaim", {"notice": False})
-    assert handle.result().return_value == uninterrupted_result()
+    assert handle.result().return_value == RESULT
     assert harness.view.failure_counts == {FailureCause.PREEMPTION: 1}
     eventually(harness.no_machine_exists)
 
@@ -161,7 +166,7 @@ def test_run_waits_for_simulated_capacity(harness: CloudHarness) -> None:
     eventually(harness.is_refused)
     assert not harness.sim.call_simulator("machines")
     harness.sim.call_simulator("trouble", {"kind": "capacity", "times": 0})
-    assert handle.result().return_value == uninterrupted_result()
+    assert handle.result().return_value == RESULT
 
 
 def test_a_run_with_too_few_machines_shows_the_reason_of_the_cloud(
@@ -174,7 +179,7 @@ def test_a_run_with_too_few_machines_shows_the_reason_of_the_cloud(
     reason = eventually(lambda: harness.view.waiting_reason)
     assert any(words in reason for words in _CAPACITY_REASONS), reason
     harness.sim.call_simulator("capacity", {"machines": None})
-    assert handle.result().return_value == uninterrupted_result()
+    assert handle.result().return_value == RESULT
 
 
 _CAPACITY_REASONS = (
@@ -199,7 +204,7 @@ def test_invalid_credentials_during_a_replacement_do_not_change_the_result(
     fault = {"kind": "credentials", "duration_s": 30.0 if name == "aws_batch" else 8.0}
     harness.sim.call_simulator("trouble", fault)
     harness.sim.call_simulator("reclaim", {"notice": False, "machine": harness.running_machine()})
-    assert handle.result().return_value == uninterrupted_result()
+    assert handle.result().return_value == RESULT
     eventually(harness.no_machine_exists)
 
 
@@ -239,5 +244,5 @@ def test_another_client_gets_the_result_after_the_driver_is_killed(
         laptop.wait()
     harness.sim.call_simulator("reclaim", {"notice": False})
     handle = spotfit.attach(str(tmp_path / "runs" / "run"))
-    assert handle.result().return_value == uninterrupted_result()
+    assert handle.result().return_value == RESULT
     eventually(harness.no_machine_exists)

@@ -139,7 +139,9 @@ class SimProvisioner:
         """Return the simulator's URL; start it if necessary. Raises `ProvisionError`."""
         if (url := self._address()) is not None:
             return url
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A local cloud, which may share the parent, requires that only this user can enter it.
+        self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(f"{self.root}.lock", os.O_CREAT | os.O_RDWR, 0o600)
         # Two processes may find no simulator at once; the second one finds the first one's.
         # Closing the file releases the lock.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from spotfit_localsim.clouds.cloud_host import SIM_ROOT_ENV
 from spotfit_localsim.clouds.provisioner import SimProvisioner, _location_settings
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
 from spotfit_provisioners.local.provisioner import LocalProvisioner
+from spotfit_provisioners.local.state_dir import LocalCloudDir
 
 pytestmark = pytest.mark.real_time("a simulated cloud runs in real time")
 
@@ -64,6 +66,17 @@ def test_unknown_option_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nods"):
         _ = sim.traits
     sim.call_simulator("leave")
+
+
+def test_local_cloud_may_use_the_directory_that_a_simulator_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in the directory of this user, which a local cloud requires to be private."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sim = SimProvisioner.with_options(cloud="plain")
+    sim.start_simulator()
+    sim.call_simulator("leave")
+    assert sim.root.parent == LocalCloudDir.default().ensure().path
 
 
 def test_two_provisioners_share_one_simulator(sim: SimProvisioner) -> None:
