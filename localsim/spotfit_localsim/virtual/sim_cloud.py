@@ -42,7 +42,8 @@ class SimInstance:
     launch: AgentLaunchSpec
     billed_from: float | None = None
     """Start of the billing; None while it waits for capacity."""
-    is_up: bool = False
+    up_from: float | None = None
+    """When it has booted."""
     terminated_at: float | None = None
     termination_visible_at: float = 0.0
     reason: str = ""
@@ -56,8 +57,15 @@ class SimInstance:
     is_requeued: bool = False
     """Whether the cloud starts another instance for the node after this one has terminated."""
     is_last_attempt: bool = False
+    attempt: int = 0
+    """Counts the billed instances of the node, from 1."""
     predecessor: SimInstance | None = None
     """The previous instance of the node."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has booted."""
+        return self.up_from is not None
 
     @property
     def name(self) -> str:
@@ -80,6 +88,7 @@ class SimInstance:
             status,
             started_at_ms=wall_ms(billed.billed_from),
             ended_at_ms=wall_ms(billed.terminated_at or 0.0) if is_ended else None,
+            attempt=billed.attempt,
         )
 
     def _status_without_times(self, now: float) -> NodeStatus:
@@ -97,6 +106,12 @@ class SimInstance:
             reason="" if self.is_up or self.predecessor is None else self.predecessor.reason,
             is_last_attempt=self.is_last_attempt,
         )
+
+    def up_s(self, now: float) -> float:
+        """Return how long it was up."""
+        if self.up_from is None:
+            return 0.0
+        return (now if self.terminated_at is None else self.terminated_at) - self.up_from
 
     def billed_s(self, now: float) -> float:
         """Return the billed duration."""
@@ -336,10 +351,15 @@ class SimCloud:
         return [instance for instance in self.active_instances() if instance.is_up]
 
     def books(self) -> dict[Token, Books]:
-        """Return what was billed, by group."""
+        """Return what was billed, by group.
+
+        An API that reports no times bills machines from when it reports them as running.
+        """
         now, books = self._engine.now, {}
+        reports_times = self._market.config.reports_times
         for token, group in self.groups.items():
-            billed = [one.billed_s(now) for one in (*group.instances, *group.lost_instances)]
+            instances = (*group.instances, *group.lost_instances)
+            billed = [one.billed_s(now) if reports_times else one.up_s(now) for one in instances]
             books[token] = Books(sum(billed), sum(one > 0 for one in billed))
         return books
 
@@ -374,6 +394,9 @@ class SimCloud:
             if self._free_capacity() <= 0:
                 break
             instance.billed_from = self._engine.now
+            instance.attempt = (
+                1 if instance.predecessor is None else instance.predecessor.attempt + 1
+            )
             self._billed_count += 1
             boot_s = self._market.stream.uniform_in(self._market.config.boot_s)
             self._engine.schedule_after(boot_s, partial(self._finish_boot, instance))
@@ -387,7 +410,7 @@ class SimCloud:
 
         if not instance.is_active:
             return
-        instance.is_up = True
+        instance.up_from = self._engine.now
         lifetime_s = self._market.draw_lifetime_s()
         if lifetime_s is not None:
             self._engine.schedule_after(lifetime_s, end_lifetime)

@@ -117,6 +117,8 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None if no attempt is known to be running."""
     ended_ms: tuple[int, int] | None = None
     """The end of the last attempt that is in the totals."""
+    attempt: int = 0
+    """Number of the last recorded attempt; 0 if the backend does not report it."""
     is_unbilled: bool = False
     waiting_ms: int = 0
     """The next attempt had not started by then."""
@@ -382,10 +384,30 @@ def _with_machine_times(usage: Usage, token: Token, times: MachineTimes) -> Usag
     if started_ms and ended_ms and ended_ms != started_ms and ended_ms[1] <= started_ms[0]:
         usage, ended_ms = _end_attempt(usage, token, node, ended_ms), None
     if started_ms is not None:
+        if times.unseen_until_ms is not None:
+            usage = _count_unseen(usage, token, node, times.unseen_until_ms)
         usage = _start_attempt(usage, token, node, started_ms)
+        if times.attempt is not None:
+            use = usage.groups[token].machines[node]
+            usage = _with_use(usage, token, node, replace(use, attempt=times.attempt))
     if ended_ms is not None:
         usage = _end_attempt(usage, token, node, ended_ms)
     return usage
+
+
+def _count_unseen(usage: Usage, token: Token, node: int, until_ms: int) -> Usage:
+    """Count the time until `until_ms` in which a machine without an attempt may have had some."""
+    group = usage.groups[token]
+    use = group.machines[node]
+    since_ms = max(_earliest_start(group, use))
+    if use.started_ms is not None or until_ms <= since_ms:
+        return usage
+    unseen = _amounts(
+        usage, group, MachineUse(started_ms=(since_ms, until_ms)), (until_ms, until_ms)
+    )
+    total = usage.totals.get(group.offer, Amounts())
+    usage = replace(usage, totals={**usage.totals, group.offer: total.plus(unseen)})
+    return _with_use(usage, token, node, replace(use, waiting_ms=until_ms))
 
 
 def is_exact(bounds: tuple[int, int]) -> bool:
@@ -430,7 +452,8 @@ def _start_attempt(usage: Usage, token: Token, node: int, started_ms: tuple[int,
 
 
 def _earliest_start(group: GroupUsage, use: MachineUse) -> tuple[int, int, int]:
-    return group.planned_ms, use.waiting_ms, use.ended_ms[0] if use.ended_ms else 0
+    # The time until the latest end is counted with the attempt before.
+    return group.planned_ms, use.waiting_ms, use.ended_ms[1] if use.ended_ms else 0
 
 
 def _timed(usage: Usage, group: GroupUsage) -> Usage:
@@ -458,7 +481,7 @@ def _end_attempt(usage: Usage, token: Token, node: int, ended_ms: tuple[int, int
         boot_ms=usage.boot_ms + boot_ms,
         idle_ms=usage.idle_ms + idle_ms,
     )
-    return _with_use(usage, token, node, MachineUse(ended_ms=ended_ms))
+    return _with_use(usage, token, node, MachineUse(ended_ms=ended_ms, attempt=use.attempt))
 
 
 def _end_bounds(ended_ms: tuple[int, int], proven_ms: int) -> tuple[int, int]:
