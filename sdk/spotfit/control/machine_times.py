@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from spotfit.core.ids import Token
 from spotfit.model.events import GroupsReleased, MachineTimes, NodeLost
 from spotfit.model.group import GroupStatus
-from spotfit.model.usage import Usage, is_timed
+from spotfit.model.usage import Usage, is_exact
 from spotfit.policy.machine_record import (
     ObservedMachine,
     after_status,
@@ -95,17 +95,19 @@ class MachineTimesRecorder:
     def with_loss_times(self, usage: Usage, lost: NodeLost, now_ms: int) -> NodeLost:
         """Return the loss of a machine with what was observed of its start and end."""
         group = usage.groups.get(lost.token)
-        if group is None:
+        if group is None or lost.node >= len(group.machines):
             return lost
         seen = self._observed.get(lost.token, {}).get(lost.node, _UNSEEN)
         news = unrecorded_times(usage, {lost.token: {lost.node: seen}}).get(lost.token, ())
         found = next(iter(news), None)
-        if not lost.machine_returned or (found and found.ended_ms) or is_timed(usage, group):
+        use = group.machines[lost.node]
+        has_times = use.started_ms is not None and is_exact(use.started_ms)
+        if not lost.machine_returned or (found and found.ended_ms) or has_times:
             return lost if found is None else replace(lost, times=found)
         # The backend does not report when the attempt ended and the next one started. The machine
         # may have been observed to run in either of them; the time until now is counted once.
         machines = self._observed.setdefault(lost.token, {})
-        machines[lost.node] = ObservedMachine(restarts=seen.restarts, waiting_ms=seen.running_ms)
+        machines[lost.node] = ObservedMachine(restarts=seen.restarts)
         started_ms = found.started_ms if found is not None else None
         times = MachineTimes(node=lost.node, started_ms=started_ms, ended_ms=(0, now_ms))
         return replace(lost, times=times)

@@ -117,6 +117,10 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None if no attempt is known to be running."""
     ended_ms: tuple[int, int] | None = None
     """The end of the last attempt that is in the totals."""
+    last_started_ms: int = 0
+    """The latest start of that attempt."""
+    returned_ms: int | None = None
+    """When a later attempt of it was known to run, of which the start is not recorded."""
     attempt: int = 0
     """Number of the last recorded attempt; 0 if the backend does not report it."""
     is_unbilled: bool = False
@@ -306,12 +310,18 @@ def _only_offer(usage: Usage, provisioner: str) -> str:
 def _lose_node(usage: Usage, event: NodeLost, at_ms: int) -> Usage:
     token, node, times = event.token, event.node, event.times
     group = usage.groups.get(token)
-    if group is None:
+    if group is None or node >= len(group.machines):
         return usage
-    # Where the backend reports times, the next start shows until when the attempt ran at most.
-    is_end_unknown = times is None or times.ended_ms is None
-    if event.machine_returned and is_end_unknown and not is_timed(usage, group):
-        usage = _end_attempt(usage, token, node, (0, at_ms))
+    if event.machine_returned and (times is None or times.ended_ms is None):
+        use = group.machines[node]
+        if use.started_ms is not None and is_exact(use.started_ms):
+            # The start of the next attempt, which the backend reports, shows when it ended at most.
+            opened = usage.round if usage.round and (token, node) in usage.round.nodes else None
+            proven_ms = _proven_ms(use, opened)
+            returned = replace(use, proven_ms=proven_ms, returned_ms=use.returned_ms or at_ms)
+            usage = _with_use(usage, token, node, returned)
+        elif use.started_ms is not None:
+            usage = _end_attempt(usage, token, node, (0, at_ms))
     return usage if times is None else _with_times(usage, {token: (times,)})
 
 
@@ -426,7 +436,7 @@ def is_later_attempt(use: MachineUse, started_ms: tuple[int, int]) -> bool:
         return True
     # The bounds of an end may include the start of the next attempt.
     if is_exact(started_ms):
-        return started_ms[0] > use.ended_ms[0]
+        return started_ms[0] > use.last_started_ms + ATTEMPT_TOLERANCE_MS
     return started_ms[1] > use.ended_ms[1]
 
 
@@ -472,6 +482,8 @@ def _end_attempt(usage: Usage, token: Token, node: int, ended_ms: tuple[int, int
         earliest = max(_earliest_start(group, use))
         use = replace(use, started_ms=(min(earliest, ended_ms[1]), ended_ms[1]))
     opened = usage.round if usage.round and (token, node) in usage.round.nodes else None
+    if use.returned_ms is not None and not is_exact(ended_ms):
+        ended_ms = (ended_ms[0], min(ended_ms[1], use.returned_ms))
     ended_ms = _end_bounds(ended_ms, _proven_ms(use, opened))
     total = usage.totals.get(group.offer, Amounts())
     boot_ms, idle_ms = _wasted_ms(use, ended_ms[0])
@@ -481,7 +493,9 @@ def _end_attempt(usage: Usage, token: Token, node: int, ended_ms: tuple[int, int
         boot_ms=usage.boot_ms + boot_ms,
         idle_ms=usage.idle_ms + idle_ms,
     )
-    return _with_use(usage, token, node, MachineUse(ended_ms=ended_ms, attempt=use.attempt))
+    assert use.started_ms is not None
+    ended = MachineUse(ended_ms=ended_ms, last_started_ms=use.started_ms[1], attempt=use.attempt)
+    return _with_use(usage, token, node, ended)
 
 
 def _end_bounds(ended_ms: tuple[int, int], proven_ms: int) -> tuple[int, int]:
@@ -493,7 +507,8 @@ def _end_bounds(ended_ms: tuple[int, int], proven_ms: int) -> tuple[int, int]:
 
 def _proven_ms(use: MachineUse, opened: RoundUsage | None) -> int:
     """When the attempt was running; `opened` is the round if the machine takes part in it."""
-    proven_ms = opened.proven_ms if opened is not None else 0
+    # Once it was restarted, its rounds show that the next attempt runs.
+    proven_ms = opened.proven_ms if opened is not None and use.returned_ms is None else 0
     return max(use.proven_ms, proven_ms, use.started_ms[1] if use.started_ms else 0)
 
 

@@ -80,7 +80,9 @@ def after_status(
     if status.ended_at_ms is not None:
         return replace(seen, ended_ms=(status.ended_at_ms, status.ended_at_ms))
     if status.state is NodeState.RUNNING:
-        return replace(seen, running_ms=max(seen.running_ms, as_of_ms))
+        # It may be another attempt than before.
+        is_unknown = seen.restarts and status.started_at_ms is None
+        return seen if is_unknown else replace(seen, running_ms=max(seen.running_ms, as_of_ms))
     if seen.started_ms is None and status.state is NodeState.REFUSED:
         return replace(seen, is_unbilled=True)
     if status.state is NodeState.WAITING and status.started_at_ms is not None:
