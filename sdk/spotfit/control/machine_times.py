@@ -101,16 +101,14 @@ class MachineTimesRecorder:
         news = unrecorded_times(usage, {lost.token: {lost.node: seen}}).get(lost.token, ())
         found = next(iter(news), None)
         use = group.machines[lost.node]
-        has_times = use.started_ms is not None and is_exact(use.started_ms)
-        if not lost.machine_returned or (found and found.ended_ms) or has_times:
+        has_times = use.started_ms is None or is_exact(use.started_ms)
+        if not lost.machine_returned or has_times or found is not None:
             return lost if found is None else replace(lost, times=found)
         # The backend does not report when the attempt ended and the next one started. The machine
         # may have been observed to run in either of them; the time until now is counted once.
         machines = self._observed.setdefault(lost.token, {})
         machines[lost.node] = ObservedMachine(restarts=seen.restarts)
-        started_ms = found.started_ms if found is not None else None
-        times = MachineTimes(node=lost.node, started_ms=started_ms, ended_ms=(0, now_ms))
-        return replace(lost, times=times)
+        return replace(lost, times=MachineTimes(node=lost.node, ended_ms=(0, now_ms)))
 
     def with_release_times(self, usage: Usage, released: GroupsReleased) -> GroupsReleased:
         """Return the release of groups with what was observed of their machines."""

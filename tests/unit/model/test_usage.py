@@ -266,6 +266,17 @@ def test_the_start_of_another_attempt_bounds_the_end_of_the_one_before() -> None
     assert run.bounds() == (40.0, 80.0)
 
 
+def test_a_round_after_a_restart_proves_nothing_about_the_attempt_before() -> None:
+    run = Run()
+    run.observe(10, started_ms=exactly(10))
+    run.add(40, a_loss(machine_returned=True))
+    run.add(45, RoundOpened(round=a_round()))
+    run.observe(60, started_ms=exactly(35), ended_ms=between(0, 35))
+    run.add(100, released(ended_ms=exactly(90)))
+    # 35..90; the end of the first attempt is between 10 and 35.
+    assert run.bounds() == (55.0, 80.0)
+
+
 def test_a_restart_without_times_counts_the_gap_once_at_most() -> None:
     run = Run()
     run.observe(10, started_ms=between(9, 10))
