@@ -119,8 +119,8 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The end of the last attempt that is in the totals."""
     last_started_ms: int = 0
     """The latest start of that attempt."""
-    returned_ms: int | None = None
-    """When a later attempt of it was known to run, of which the start is not recorded."""
+    was_restarted: bool = False
+    """Whether another attempt may run by now, of which the start is not recorded."""
     attempt: int = 0
     """Number of the last recorded attempt; 0 if the backend does not report it."""
     is_unbilled: bool = False
@@ -315,10 +315,10 @@ def _lose_node(usage: Usage, event: NodeLost, at_ms: int) -> Usage:
     if event.machine_returned and (times is None or times.ended_ms is None):
         use = group.machines[node]
         if use.started_ms is not None and is_exact(use.started_ms):
-            # The start of the next attempt, which the backend reports, shows when it ended at most.
+            # The backend reports the start of the next attempt, or has reported it before.
             opened = usage.round if usage.round and (token, node) in usage.round.nodes else None
             proven_ms = _proven_ms(use, opened)
-            returned = replace(use, proven_ms=proven_ms, returned_ms=use.returned_ms or at_ms)
+            returned = replace(use, proven_ms=proven_ms, was_restarted=True)
             usage = _with_use(usage, token, node, returned)
         elif use.started_ms is not None:
             usage = _end_attempt(usage, token, node, (0, at_ms))
@@ -457,7 +457,7 @@ def _start_attempt(usage: Usage, token: Token, node: int, started_ms: tuple[int,
         earliest = max(started_ms[0], *_earliest_start(group, use))
         started_ms = (min(earliest, started_ms[1] - 1), started_ms[1])
     # Its agent may have worked before its machine was observed to run.
-    started = replace(use, started_ms=started_ms, is_unbilled=False)
+    started = replace(use, started_ms=started_ms, is_unbilled=False, was_restarted=False)
     return _with_use(usage, token, node, started)
 
 
@@ -482,8 +482,6 @@ def _end_attempt(usage: Usage, token: Token, node: int, ended_ms: tuple[int, int
         earliest = max(_earliest_start(group, use))
         use = replace(use, started_ms=(min(earliest, ended_ms[1]), ended_ms[1]))
     opened = usage.round if usage.round and (token, node) in usage.round.nodes else None
-    if use.returned_ms is not None and not is_exact(ended_ms):
-        ended_ms = (ended_ms[0], min(ended_ms[1], use.returned_ms))
     ended_ms = _end_bounds(ended_ms, _proven_ms(use, opened))
     total = usage.totals.get(group.offer, Amounts())
     boot_ms, idle_ms = _wasted_ms(use, ended_ms[0])
@@ -507,8 +505,8 @@ def _end_bounds(ended_ms: tuple[int, int], proven_ms: int) -> tuple[int, int]:
 
 def _proven_ms(use: MachineUse, opened: RoundUsage | None) -> int:
     """When the attempt was running; `opened` is the round if the machine takes part in it."""
-    # Once it was restarted, its rounds show that the next attempt runs.
-    proven_ms = opened.proven_ms if opened is not None and use.returned_ms is None else 0
+    # Later rounds of a restarted machine may show that the next attempt runs.
+    proven_ms = opened.proven_ms if opened is not None and not use.was_restarted else 0
     return max(use.proven_ms, proven_ms, use.started_ms[1] if use.started_ms else 0)
 
 
