@@ -124,6 +124,7 @@ def find_billing_error(
         if not bill.certain_s - tolerance_s <= book.billed_s <= bill.maximum_s + tolerance_s:
             return f"{record}, but {billed}"
         width_s = bill.maximum_s - bill.certain_s
-        if bill.exact_ends == book.machines and width_s > EXACT_TOLERANCE_S * book.machines:
+        is_exact = 0 < book.machines == bill.exact_ends
+        if is_exact and width_s > EXACT_TOLERANCE_S * book.machines:
             return f"{record} although all ends are known; {billed}"
     return None

@@ -55,7 +55,6 @@ class SimInstance:
     """Start of the billing; None while it waits for capacity."""
     up_at: float | None = None
     """When it had booted; None before."""
-    is_up: bool = False
     terminated_at: float | None = None
     termination_visible_at: float = 0.0
     reason: str = ""
@@ -73,8 +72,15 @@ class SimInstance:
     is_requeued: bool = False
     """Whether the cloud starts another instance for the node after this one has terminated."""
     is_last_attempt: bool = False
+    attempt: int = 0
+    """Counts the billed instances of the node, from 1."""
     predecessor: SimInstance | None = None
     """The previous instance of the node."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has booted."""
+        return self.up_at is not None
 
     @property
     def name(self) -> str:
@@ -97,6 +103,7 @@ class SimInstance:
             status,
             started_at_ms=wall_ms(billed.billed_from),
             ended_at_ms=wall_ms(billed.terminated_at or 0.0) if is_ended else None,
+            attempt=billed.attempt,
         )
 
     def _status_without_times(self, now: float) -> NodeStatus:
@@ -114,6 +121,12 @@ class SimInstance:
             reason="" if self.is_up or self.predecessor is None else self.predecessor.reason,
             is_last_attempt=self.is_last_attempt,
         )
+
+    def up_s(self, now: float) -> float:
+        """Return how long it was up."""
+        if self.up_at is None:
+            return 0.0
+        return (now if self.terminated_at is None else self.terminated_at) - self.up_at
 
     def billed_s(self, now: float) -> float:
         """Return the billed duration."""
@@ -446,10 +459,15 @@ class SimCloud:
         return [instance for instance in self.active_instances() if instance.is_up]
 
     def billed_by_group(self) -> dict[Token, Books]:
-        """Return what was billed, by group."""
+        """Return what was billed, by group.
+
+        An API that reports no times bills machines from when it reports them as running.
+        """
         now, books = self._engine.now, {}
+        reports_times = self._market.config.reports_times
         for token, group in self.groups.items():
-            billed = [one.billed_s(now) for one in (*group.instances, *group.lost_instances)]
+            instances = (*group.instances, *group.lost_instances)
+            billed = [one.billed_s(now) if reports_times else one.up_s(now) for one in instances]
             books[token] = Books(sum(billed), sum(one > 0 for one in billed))
         return books
 
@@ -521,6 +539,9 @@ class SimCloud:
             if now < instance.may_start_at or self._free_capacity(offer) <= 0:
                 continue
             instance.billed_from = now
+            instance.attempt = (
+                1 if instance.predecessor is None else instance.predecessor.attempt + 1
+            )
             self._billed_counts[offer.name] += 1
             self._engine.schedule_after(offer.draw_boot_s(), partial(self._finish_boot, instance))
 
@@ -537,7 +558,6 @@ class SimCloud:
 
         if not instance.is_active:
             return
-        instance.is_up = True
         instance.up_at = self._engine.now
         lifetime_s = offer.draw_lifetime_s()
         if lifetime_s is not None:

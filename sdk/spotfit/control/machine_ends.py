@@ -56,7 +56,7 @@ class EndRecorder:
         self._background_calls = background_calls
         self._times = MachineTimesRecorder()
         self._in_flight: Token | None = None
-        self._called_at = 0.0
+        self._called_ms = 0
         self._observe_at: dict[Token, float] = {}
         self._until: dict[Token, float] = {}
 
@@ -117,14 +117,14 @@ class EndRecorder:
         if token is None:
             return
         if self._in_flight is None:
-            self._called_at = now
+            self._called_ms = self._journal_writer.ledger.wall_ms()
         # Another process may have recorded the end meanwhile; the result is collected anyway.
         group = ending.get(token)
         observe = partial(self._observe, view, group) if group is not None else lambda: None
         result = self._background_calls.run(f"observe the end of {token}", observe)
         self._in_flight = token if result is None else None
         if result is not None and group is not None:
-            self._on_result(token, group, result, now)
+            self._on_result(token, result, now)
 
     def _observe(self, view: View, group: GroupUsage) -> tuple[GroupStatus, Traits]:
         spec = view.spec
@@ -132,9 +132,7 @@ class EndRecorder:
         assert group.handle is not None, "released groups without a handle are not observed"
         return provisioner.observe(group.handle), provisioner.traits
 
-    def _on_result(
-        self, token: Token, group: GroupUsage, result: BackgroundResult, now: float
-    ) -> None:
+    def _on_result(self, token: Token, result: BackgroundResult, now: float) -> None:
         self._observe_at[token] = now + _INTERVAL_S
         if result.error is not None:
             # A missing package or permission does not appear by itself.
@@ -145,17 +143,13 @@ class EndRecorder:
         if result.value is None:  # of a call for a group that was settled
             return
         status, traits = result.value
-        now_ms = self._journal_writer.ledger.wall_ms()
-        is_listed = now_ms - group.planned_ms >= traits.read_lag_s * 1000
         self._times.observe(
             token,
             status,
-            hidden=[
-                node for node, one in enumerate(status.nodes) if not (one.is_known or is_listed)
-            ],
-            called_ms=now_ms - round((now - self._called_at) * 1000),
-            now_ms=now_ms,
-            status_lag_s=traits.status_lag_s,
+            traits,
+            self._journal_writer.ledger.journal_view.usage,
+            called_ms=self._called_ms,
+            now_ms=self._journal_writer.ledger.wall_ms(),
         )
 
 

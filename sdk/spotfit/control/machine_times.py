@@ -9,13 +9,15 @@ from msgspec.structs import replace
 from spotfit.core.ids import Token
 from spotfit.model.events import GroupsReleased, MachineTimes, NodeLost
 from spotfit.model.group import GroupStatus
-from spotfit.model.usage import Usage, is_timed
+from spotfit.model.usage import Usage, is_exact
 from spotfit.policy.machine_record import (
     ObservedMachine,
     after_status,
     release_times,
+    seen_in_record,
     unrecorded_times,
 )
+from spotfit.provision.api import Traits
 
 _UNSEEN = ObservedMachine()
 
@@ -29,35 +31,51 @@ class MachineTimesRecorder:
 
     def __init__(self) -> None:
         self._observed: dict[Token, dict[int, ObservedMachine]] = {}
+        self._requested: set[Token] = set()
         # A record is compared again only after it or the observations have changed.
         self._has_observed = False
         self._compared_usage: Usage | None = None
         self._unrecorded: dict[Token, tuple[MachineTimes, ...]] = {}
 
+    def watch_from_request(self, token: Token) -> None:
+        """Note that this process requests the group: no attempt precedes its observations."""
+        self._requested.add(token)
+
     def observe(
         self,
         token: Token,
         reported: GroupStatus,
+        traits: Traits,
+        usage: Usage,
         *,
-        hidden: Collection[int] = (),
         called_ms: int,
         now_ms: int,
-        status_lag_s: float,
+        hidden: Collection[int] = (),
     ) -> None:
         """Process the status of a group, for a call that was started at `called_ms`.
 
-        The nodes in `hidden` may exist although the backend does not list them.
+        `usage` is the present record. The nodes in `hidden` may exist although this read does not
+        show them, and so may machines that the backend has never listed.
         """
-        before = self._observed.get(token, {})
-        after = dict(before)
-        for node, status in enumerate(reported.nodes):
-            if node not in hidden:
+        group, observed = usage.groups.get(token), self._observed.get(token, {})
+        if group is None:
+            return
+        after = dict(observed)
+        for node, status in enumerate(reported.nodes[: len(group.machines)]):
+            use = group.machines[node]
+            seen = observed.get(node) or seen_in_record(
+                use,
+                restarts=traits.requeues_itself,
+                watched_from_ms=0 if token in self._requested else called_ms,
+            )
+            was_listed = use.ended_ms is not None or seen.started_ms is not None
+            if node not in hidden and (status.is_known or was_listed):
                 after[node] = after_status(
-                    before.get(node, _UNSEEN),
+                    seen,
                     status,
                     called_ms=called_ms,
                     now_ms=now_ms,
-                    status_lag_s=status_lag_s,
+                    status_lag_s=traits.status_lag_s,
                 )
         self._observed[token] = after
         self._has_observed = True
@@ -77,24 +95,20 @@ class MachineTimesRecorder:
     def with_loss_times(self, usage: Usage, lost: NodeLost, now_ms: int) -> NodeLost:
         """Return the loss of a machine with what was observed of its start and end."""
         group = usage.groups.get(lost.token)
-        if group is None:
+        if group is None or lost.node >= len(group.machines):
             return lost
         seen = self._observed.get(lost.token, {}).get(lost.node, _UNSEEN)
-        times = unrecorded_times(usage, {lost.token: {lost.node: seen}}).get(lost.token, ())
-        found = next(iter(times), None)
-        if not lost.machine_returned or (found and found.ended_ms) or is_timed(usage, group):
+        news = unrecorded_times(usage, {lost.token: {lost.node: seen}}).get(lost.token, ())
+        found = next(iter(news), None)
+        use = group.machines[lost.node]
+        has_times = use.started_ms is None or is_exact(use.started_ms)
+        if not lost.machine_returned or has_times or found is not None:
             return lost if found is None else replace(lost, times=found)
-        # The backend does not report when the attempt ended and the next one started: the time
-        # since the last observation is counted once.
-        self._observed[lost.token] = {
-            **self._observed.get(lost.token, {}),
-            lost.node: ObservedMachine(waiting_ms=seen.running_ms),
-        }
-        started_ms = found.started_ms if found is not None else None
-        ended_ms = min(seen.running_ms, now_ms - 1), now_ms
-        return replace(
-            lost, times=MachineTimes(node=lost.node, started_ms=started_ms, ended_ms=ended_ms)
-        )
+        # The backend does not report when the attempt ended and the next one started. The machine
+        # may have been observed to run in either of them; the time until now is counted once.
+        machines = self._observed.setdefault(lost.token, {})
+        machines[lost.node] = ObservedMachine(restarts=seen.restarts)
+        return replace(lost, times=MachineTimes(node=lost.node, ended_ms=(0, now_ms)))
 
     def with_release_times(self, usage: Usage, released: GroupsReleased) -> GroupsReleased:
         """Return the release of groups with what was observed of their machines."""

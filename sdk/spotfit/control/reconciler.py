@@ -109,6 +109,8 @@ class Reconciler:
         self._new_token = new_token
         self._observed_at: float | None = None
         self._observation_started_at = float("-inf")
+        # Of its own: the time of a tick may be older than the call.
+        self._observation_started_ms = 0
         self._unobserved: tuple[Token, ...] = ()
         """Groups whose `observe` calls of the current interval are in flight."""
         # The following attributes are copied to the `LeaderState` fields of the same names.
@@ -205,6 +207,7 @@ class Reconciler:
             if self._observed_at is not None and now - self._observed_at < every_s:
                 return
             self._observed_at = self._observation_started_at = now
+            self._observation_started_ms = self._journal_writer.ledger.wall_ms()
             self._unobserved = tuple(held)
             self._machine_times.retain(held)
         self._unobserved = tuple(
@@ -254,7 +257,7 @@ class Reconciler:
             return result is not None
         traits = self._provisioner.traits
         status = self._without_unlisted(token, result.value, traits.read_lag_s)
-        self._record_machine_times(token, result.value, status, now)
+        self._record_machine_times(token, result.value, status)
         # Certain only for the time before the call, less the backend's own delay.
         as_of = self._observation_started_at - traits.status_lag_s
         self.status_as_of = {**self.status_as_of, token: as_of}
@@ -274,18 +277,17 @@ class Reconciler:
         return True
 
     def _record_machine_times(
-        self, token: Token, reported: GroupStatus, status: GroupStatus, now: float
+        self, token: Token, reported: GroupStatus, status: GroupStatus
     ) -> None:
-        now_ms = self._journal_writer.ledger.wall_ms()
         pairs = enumerate(zip(reported.nodes, status.nodes, strict=True))
         self._machine_times.observe(
             token,
             reported,
+            self._provisioner.traits,
+            self._journal_writer.view.usage,
+            called_ms=self._observation_started_ms,
+            now_ms=self._journal_writer.ledger.wall_ms(),
             hidden=[node for node, (one, corrected) in pairs if one is not corrected],
-            # By the monotonic clock: the wall clock may be set meanwhile.
-            called_ms=now_ms - math.ceil((now - self._observation_started_at) * 1000),
-            now_ms=now_ms,
-            status_lag_s=self._provisioner.traits.status_lag_s,
         )
 
     def _without_unlisted(
@@ -448,6 +450,8 @@ class Reconciler:
         call = partial(find_group, self._provisioner) if view.fit_end else self._provisioner.submit
         if view.fit_end is None:
             self._submitted_tokens.add(token)
+            if token in self._planned_tokens:
+                self._machine_times.watch_from_request(token)
         result = self._background_calls.run(f"submit {token}", partial(call, plan, self._launch))
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"

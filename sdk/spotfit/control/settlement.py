@@ -83,7 +83,7 @@ class GroupSettler:
         self._retry_at: dict[Token, float] = {}
         self._released_at: dict[Token, float] = {}
         self._times = MachineTimesRecorder()
-        self._called_at = 0.0
+        self._called_ms = 0
         self._end_recorder = EndRecorder(journal_writer, open_provisioner, background_calls)
         self._now = 0.0
 
@@ -128,7 +128,7 @@ class GroupSettler:
         if token is None:
             return
         if self._in_flight is None:
-            self._called_at = now
+            self._called_ms = self._journal_writer.ledger.wall_ms()
         # Another process may have settled the group meanwhile; the result is collected anyway.
         group = view.unsettled_groups.get(token)
         release = partial(self._release, group) if group is not None else lambda: None
@@ -181,19 +181,19 @@ class GroupSettler:
     def _on_release(self, token: Token, release: _Release, now: float) -> None:
         """Record the release, once its machines have ended or after some time."""
         status, released_at = release.status, self._released_at.setdefault(token, now)
+        usage = self._journal_writer.ledger.journal_view.usage
         if status is not None:
-            now_ms = self._journal_writer.ledger.wall_ms()
             self._times.observe(
                 token,
                 status,
-                called_ms=now_ms - round((now - self._called_at) * 1000),
-                now_ms=now_ms,
-                status_lag_s=release.traits.status_lag_s,
+                release.traits,
+                usage,
+                called_ms=self._called_ms,
+                now_ms=self._journal_writer.ledger.wall_ms(),
             )
             if not status.is_terminated and now < released_at + _END_WAIT_S:
                 self._retry_at[token] = now + _END_POLL_S
                 return
-        usage = self._journal_writer.ledger.journal_view.usage
         released = GroupsReleased(token=token)
         self._outcomes[token] = self._times.with_release_times(usage, released)
 

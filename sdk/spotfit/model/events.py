@@ -91,8 +91,12 @@ class MachineTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     started_ms: tuple[int, int] | None = None
     ended_ms: tuple[int, int] | None = None
     """An end before `started_ms` is that of the machine's previous attempt."""
+    attempt: int | None = None
+    """Number of the attempt that started; None if the backend does not report it."""
     waiting_ms: int | None = None
-    """It had not started by then."""
+    """It did not run then, and all attempts before are recorded."""
+    unseen_until_ms: int | None = None
+    """Between the recorded attempts and then, the backend may have started others."""
     is_unbilled: bool = False
     """Whether it ended without having started."""
 

@@ -123,6 +123,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     ended_at_ms: int | None = None
     """Until when the provider bills it; None while it runs, or if the backend does not report
     it."""
+    attempt: int | None = None
+    """Number of the attempt of these times, from 1; None if the backend does not report it. Only
+    for backends that restart machines."""
     is_known: bool = True
     """False for a GONE machine of which the backend has no record: it may have ended long ago, or
     reads do not show it yet, see `Traits.read_lag_s`."""

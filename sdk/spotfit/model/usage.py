@@ -117,6 +117,12 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None if no attempt is known to be running."""
     ended_ms: tuple[int, int] | None = None
     """The end of the last attempt that is in the totals."""
+    last_started_ms: int = 0
+    """The latest start of that attempt."""
+    was_restarted: bool = False
+    """Whether another attempt may run by now, of which the start is not recorded."""
+    attempt: int = 0
+    """Number of the last recorded attempt; 0 if the backend does not report it."""
     is_unbilled: bool = False
     waiting_ms: int = 0
     """The next attempt had not started by then."""
@@ -304,12 +310,18 @@ def _only_offer(usage: Usage, provisioner: str) -> str:
 def _lose_node(usage: Usage, event: NodeLost, at_ms: int) -> Usage:
     token, node, times = event.token, event.node, event.times
     group = usage.groups.get(token)
-    if group is None:
+    if group is None or node >= len(group.machines):
         return usage
-    # Where the backend reports times, the next start shows until when the attempt ran at most.
-    is_end_unknown = times is None or times.ended_ms is None
-    if event.machine_returned and is_end_unknown and not is_timed(usage, group):
-        usage = _end_attempt(usage, token, node, (0, at_ms))
+    if event.machine_returned and (times is None or times.ended_ms is None):
+        use = group.machines[node]
+        if use.started_ms is not None and is_exact(use.started_ms):
+            # The backend reports the start of the next attempt, or has reported it before.
+            opened = usage.round if usage.round and (token, node) in usage.round.nodes else None
+            proven_ms = _proven_ms(use, opened)
+            returned = replace(use, proven_ms=proven_ms, was_restarted=True)
+            usage = _with_use(usage, token, node, returned)
+        elif use.started_ms is not None:
+            usage = _end_attempt(usage, token, node, (0, at_ms))
     return usage if times is None else _with_times(usage, {token: (times,)})
 
 
@@ -382,10 +394,30 @@ def _with_machine_times(usage: Usage, token: Token, times: MachineTimes) -> Usag
     if started_ms and ended_ms and ended_ms != started_ms and ended_ms[1] <= started_ms[0]:
         usage, ended_ms = _end_attempt(usage, token, node, ended_ms), None
     if started_ms is not None:
+        if times.unseen_until_ms is not None:
+            usage = _count_unseen(usage, token, node, times.unseen_until_ms)
         usage = _start_attempt(usage, token, node, started_ms)
+        if times.attempt is not None:
+            use = usage.groups[token].machines[node]
+            usage = _with_use(usage, token, node, replace(use, attempt=times.attempt))
     if ended_ms is not None:
         usage = _end_attempt(usage, token, node, ended_ms)
     return usage
+
+
+def _count_unseen(usage: Usage, token: Token, node: int, until_ms: int) -> Usage:
+    """Count the time until `until_ms` in which a machine without an attempt may have had some."""
+    group = usage.groups[token]
+    use = group.machines[node]
+    since_ms = max(_earliest_start(group, use))
+    if use.started_ms is not None or until_ms <= since_ms:
+        return usage
+    unseen = _amounts(
+        usage, group, MachineUse(started_ms=(since_ms, until_ms)), (until_ms, until_ms)
+    )
+    total = usage.totals.get(group.offer, Amounts())
+    usage = replace(usage, totals={**usage.totals, group.offer: total.plus(unseen)})
+    return _with_use(usage, token, node, replace(use, waiting_ms=until_ms))
 
 
 def is_exact(bounds: tuple[int, int]) -> bool:
@@ -404,7 +436,7 @@ def is_later_attempt(use: MachineUse, started_ms: tuple[int, int]) -> bool:
         return True
     # The bounds of an end may include the start of the next attempt.
     if is_exact(started_ms):
-        return started_ms[0] > use.ended_ms[0]
+        return started_ms[0] > use.last_started_ms + ATTEMPT_TOLERANCE_MS
     return started_ms[1] > use.ended_ms[1]
 
 
@@ -425,12 +457,13 @@ def _start_attempt(usage: Usage, token: Token, node: int, started_ms: tuple[int,
         earliest = max(started_ms[0], *_earliest_start(group, use))
         started_ms = (min(earliest, started_ms[1] - 1), started_ms[1])
     # Its agent may have worked before its machine was observed to run.
-    started = replace(use, started_ms=started_ms, is_unbilled=False)
+    started = replace(use, started_ms=started_ms, is_unbilled=False, was_restarted=False)
     return _with_use(usage, token, node, started)
 
 
 def _earliest_start(group: GroupUsage, use: MachineUse) -> tuple[int, int, int]:
-    return group.planned_ms, use.waiting_ms, use.ended_ms[0] if use.ended_ms else 0
+    # The time until the latest end is counted with the attempt before.
+    return group.planned_ms, use.waiting_ms, use.ended_ms[1] if use.ended_ms else 0
 
 
 def _timed(usage: Usage, group: GroupUsage) -> Usage:
@@ -458,7 +491,9 @@ def _end_attempt(usage: Usage, token: Token, node: int, ended_ms: tuple[int, int
         boot_ms=usage.boot_ms + boot_ms,
         idle_ms=usage.idle_ms + idle_ms,
     )
-    return _with_use(usage, token, node, MachineUse(ended_ms=ended_ms))
+    assert use.started_ms is not None
+    ended = MachineUse(ended_ms=ended_ms, last_started_ms=use.started_ms[1], attempt=use.attempt)
+    return _with_use(usage, token, node, ended)
 
 
 def _end_bounds(ended_ms: tuple[int, int], proven_ms: int) -> tuple[int, int]:
@@ -470,7 +505,8 @@ def _end_bounds(ended_ms: tuple[int, int], proven_ms: int) -> tuple[int, int]:
 
 def _proven_ms(use: MachineUse, opened: RoundUsage | None) -> int:
     """When the attempt was running; `opened` is the round if the machine takes part in it."""
-    proven_ms = opened.proven_ms if opened is not None else 0
+    # Later rounds of a restarted machine may show that the next attempt runs.
+    proven_ms = opened.proven_ms if opened is not None and not use.was_restarted else 0
     return max(use.proven_ms, proven_ms, use.started_ms[1] if use.started_ms else 0)
 
 

@@ -25,6 +25,7 @@ from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.usage import (
     ATTEMPT_TOLERANCE_MS,
     GroupUsage,
+    MachineUse,
     Usage,
     is_exact,
     is_later_attempt,
@@ -45,8 +46,24 @@ class ObservedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """It was last observed not to run then."""
     running_ms: int = 0
     """It was last observed to run then."""
+    attempt: int | None = None
+    """`NodeStatus.attempt` of its latest attempt."""
     is_unbilled: bool = False
     """Whether the backend reports that it was never provided."""
+    restarts: bool = False
+    """Whether the backend may restart it by itself."""
+    watched_from_ms: int = 0
+    """When the process began to observe it; 0 if it has observed it since its request."""
+
+
+def seen_in_record(use: MachineUse, *, restarts: bool, watched_from_ms: int) -> ObservedMachine:
+    """Return what a process knows before its first observation of a machine: its record. Pure."""
+    return ObservedMachine(
+        started_ms=use.started_ms,
+        attempt=use.attempt or None,
+        restarts=restarts,
+        watched_from_ms=watched_from_ms,
+    )
 
 
 def after_status(
@@ -63,7 +80,9 @@ def after_status(
     if status.ended_at_ms is not None:
         return replace(seen, ended_ms=(status.ended_at_ms, status.ended_at_ms))
     if status.state is NodeState.RUNNING:
-        return replace(seen, running_ms=max(seen.running_ms, as_of_ms))
+        # It may be another attempt than before.
+        is_unknown = seen.restarts and status.started_at_ms is None
+        return seen if is_unknown else replace(seen, running_ms=max(seen.running_ms, as_of_ms))
     if seen.started_ms is None and status.state is NodeState.REFUSED:
         return replace(seen, is_unbilled=True)
     if status.state is NodeState.WAITING and status.started_at_ms is not None:
@@ -83,7 +102,7 @@ def _with_start(seen: ObservedMachine, status: NodeStatus, now_ms: int) -> Obser
         is_later = start_ms > latest_ms + ATTEMPT_TOLERANCE_MS
         if is_known and not is_later:
             return seen
-        started = ObservedMachine(started_ms=(start_ms, start_ms), waiting_ms=seen.waiting_ms)
+        started = _started(seen, (start_ms, start_ms), status.attempt)
         if is_later and seen.ended_ms is None:
             ended_ms = _bounds(max(seen.running_ms, latest_ms), start_ms)
             started = replace(started, previous_ended_ms=ended_ms)
@@ -92,8 +111,22 @@ def _with_start(seen: ObservedMachine, status: NodeStatus, now_ms: int) -> Obser
         # Not before the last attempt has ended.
         earliest = max(seen.waiting_ms or 0, seen.ended_ms[0] if seen.ended_ms else 0)
         started_ms = _bounds(earliest, now_ms)
-        return ObservedMachine(started_ms=started_ms, waiting_ms=seen.waiting_ms)
+        return _started(seen, started_ms, status.attempt)
     return seen
+
+
+def _started(
+    seen: ObservedMachine, started_ms: tuple[int, int], attempt: int | None
+) -> ObservedMachine:
+    return replace(
+        seen,
+        started_ms=started_ms,
+        ended_ms=None,
+        previous_ended_ms=None,
+        running_ms=0,
+        attempt=attempt,
+        is_unbilled=False,
+    )
 
 
 def _bounds(earliest_ms: int, latest_ms: int) -> tuple[int, int]:
@@ -130,8 +163,14 @@ def _unrecorded(
     use, started_ms, ended_ms = group.machines[node], seen.started_ms, seen.ended_ms
     if started_ms is not None and is_later_attempt(use, started_ms):
         previous = seen.previous_ended_ms if use.started_ms is not None else None
-        # The end of this attempt follows in another entry.
-        return MachineTimes(node=node, started_ms=started_ms, ended_ms=previous or ended_ms)
+        # With the end of the attempt before, that of this one follows in another entry.
+        return MachineTimes(
+            node=node,
+            started_ms=started_ms,
+            ended_ms=previous or ended_ms,
+            attempt=seen.attempt,
+            unseen_until_ms=_unseen_until_ms(use, seen, started_ms[0]),
+        )
     if use.started_ms is None:
         if started_ms is not None or use.ended_ms is not None or use.is_unbilled:
             return None
@@ -146,6 +185,16 @@ def _unrecorded(
         return None
     own_end_ms = ended_ms if is_of_attempt else None
     return MachineTimes(node=node, started_ms=refined_ms, ended_ms=own_end_ms)
+
+
+def _unseen_until_ms(use: MachineUse, seen: ObservedMachine, started_ms: int) -> int | None:
+    """Until when the backend may have had attempts that no process has recorded."""
+    if use.started_ms is not None or not seen.restarts:
+        return None
+    if seen.attempt is not None:
+        return started_ms if seen.attempt > use.attempt + 1 else None
+    # An attempt that starts and ends between two observations of one process is not considered.
+    return min(seen.watched_from_ms, started_ms) if seen.watched_from_ms else None
 
 
 def release_times(
@@ -167,5 +216,6 @@ def release_times(
         and group.machines[node].started_ms is None
         and (seen := observed.get(node)) is not None
         and seen.waiting_ms is not None
+        and not (seen.restarts and seen.watched_from_ms)
     )
     return times + waiting

@@ -1,0 +1,178 @@
+"""What is known of a machine after each report of its backend, and what of it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotfit.core.ids import Token
+from spotfit.model.events import MachineTimes
+from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.usage import GroupUsage, MachineUse, Usage
+from spotfit.policy.machine_record import (
+    ObservedMachine,
+    after_status,
+    release_times,
+    seen_in_record,
+    unrecorded_times,
+)
+from spotfit.testing.builders import TOKEN
+
+WAITING = NodeStatus(state=NodeState.WAITING)
+RUNNING = NodeStatus(state=NodeState.RUNNING)
+GONE = NodeStatus(state=NodeState.GONE)
+
+
+def reports(
+    *reported: tuple[int, NodeStatus], lag_s: float = 0.0, **before: Any
+) -> ObservedMachine:
+    """Return what is known after these reports; each call takes 10 ms."""
+    seen = ObservedMachine(**before)
+    for at_ms, status in reported:
+        seen = after_status(seen, status, called_ms=at_ms - 10, now_ms=at_ms, status_lag_s=lag_s)
+    return seen
+
+
+def timed(
+    state: NodeState, started_ms: int, ended_ms: int | None = None, **more: Any
+) -> NodeStatus:
+    return NodeStatus(state=state, started_at_ms=started_ms, ended_at_ms=ended_ms, **more)
+
+
+def record(**use: Any) -> Usage:
+    """Return the record of a group with one machine."""
+    group = GroupUsage(planned_ms=0, provisioner="local", machines=(MachineUse(**use),))
+    return Usage(groups={TOKEN: group})
+
+
+def unrecorded(seen: ObservedMachine, usage: Usage | None = None) -> MachineTimes | None:
+    times = unrecorded_times(usage or record(), {TOKEN: {0: seen}})
+    return times[TOKEN][0] if times else None
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_a_start_is_between_the_last_report_as_waiting_and_the_first_as_running() -> None:
+    seen = reports((1000, WAITING), (3000, WAITING), (5000, RUNNING), (7000, RUNNING))
+    assert seen.started_ms == (2990, 5000)
+
+
+def test_an_end_is_between_the_last_certain_report_as_running_and_the_first_as_gone() -> None:
+    seen = reports((5000, RUNNING), (7000, RUNNING), (9000, GONE), (11000, GONE), lag_s=1.0)
+    assert seen.ended_ms == (5990, 9000)
+
+
+def test_reported_times_are_exact_also_while_the_machine_boots() -> None:
+    booting = timed(NodeState.WAITING, 900)
+    seen = reports((1000, booting), (5000, timed(NodeState.GONE, 900, 4000)))
+    assert (seen.started_ms, seen.ended_ms) == ((900, 900), (4000, 4000))
+
+
+def test_a_machine_that_waits_again_has_ended() -> None:
+    seen = reports((5000, RUNNING), (7000, WAITING), (9000, RUNNING))
+    assert (seen.started_ms, seen.ended_ms) == ((6990, 9000), None)
+
+
+def test_a_later_reported_start_is_another_attempt() -> None:
+    seen = reports((5000, timed(NodeState.RUNNING, 900)), (9000, timed(NodeState.RUNNING, 8000)))
+    assert (seen.started_ms, seen.previous_ended_ms) == ((8000, 8000), (4990, 8000))
+
+
+def test_a_start_that_is_reported_with_rounding_is_the_same_attempt() -> None:
+    seen = reports((5000, timed(NodeState.RUNNING, 900)), (9000, timed(NodeState.RUNNING, 1200)))
+    assert (seen.started_ms, seen.previous_ended_ms) == ((900, 900), None)
+
+
+def test_a_report_as_running_proves_nothing_about_an_attempt_that_may_have_been_replaced() -> None:
+    seen = reports((5000, RUNNING), (7000, RUNNING), (9000, GONE), restarts=True)
+    assert seen.ended_ms == (0, 9000)
+
+
+def test_a_refused_machine_is_not_billed() -> None:
+    seen = reports((5000, NodeStatus(state=NodeState.REFUSED)))
+    assert unrecorded(seen) == MachineTimes(node=0, is_unbilled=True)
+
+
+# --- what is recorded -----------------------------------------------------------------------------
+
+
+def test_a_start_is_recorded_once() -> None:
+    seen = reports((5000, timed(NodeState.RUNNING, 900)))
+    assert unrecorded(seen) == MachineTimes(node=0, started_ms=(900, 900))
+    assert unrecorded(seen, record(started_ms=(900, 900))) is None
+
+
+def test_nothing_is_recorded_of_a_machine_that_waits_and_of_an_unknown_group() -> None:
+    assert unrecorded(reports((5000, WAITING))) is None
+    seen = reports((5000, RUNNING))
+    assert unrecorded_times(Usage(), {TOKEN: {0: seen}}) == {}
+    assert unrecorded_times(record(), {TOKEN: {7: seen}}) == {}
+
+
+def test_a_start_and_an_end_between_two_observations_are_recorded_together() -> None:
+    seen = reports((5000, timed(NodeState.GONE, 900, 4000)))
+    times = MachineTimes(node=0, started_ms=(900, 900), ended_ms=(4000, 4000))
+    assert unrecorded(seen) == times
+
+
+def test_an_end_is_recorded_once() -> None:
+    seen = reports((5000, timed(NodeState.RUNNING, 900)), (9000, timed(NodeState.GONE, 900, 8000)))
+    end = MachineTimes(node=0, ended_ms=(8000, 8000))
+    assert unrecorded(seen, record(started_ms=(900, 900))) == end
+    ended = record(ended_ms=(8000, 8000), last_started_ms=900)
+    assert unrecorded(seen, ended) is None
+
+
+def test_a_bounded_start_is_replaced_by_a_reported_one() -> None:
+    seen = reports((5000, RUNNING), (6000, timed(NodeState.RUNNING, 4500)))
+    times = MachineTimes(node=0, started_ms=(4500, 4500))
+    assert unrecorded(seen, record(started_ms=(2000, 5000))) == times
+
+
+def test_another_attempt_is_recorded_with_the_bounds_of_the_end_before() -> None:
+    seen = reports((5000, timed(NodeState.RUNNING, 900)), (9000, timed(NodeState.RUNNING, 8000)))
+    times = MachineTimes(node=0, started_ms=(8000, 8000), ended_ms=(4990, 8000))
+    assert unrecorded(seen, record(started_ms=(900, 900))) == times
+
+
+def test_an_end_of_an_earlier_attempt_is_not_that_of_a_later_recorded_one() -> None:
+    seen = reports((5000, RUNNING), (7000, GONE))
+    assert unrecorded(seen, record(started_ms=(8000, 9000))) is None
+
+
+def test_a_machine_that_ended_without_a_start_is_unbilled_if_its_backend_reports_starts() -> None:
+    seen = reports((5000, WAITING), (7000, GONE))
+    usage = Usage(groups=record().groups, timed_provisioners=("local",))
+    assert unrecorded(seen, usage) == MachineTimes(node=0, is_unbilled=True)
+    assert unrecorded(seen) == MachineTimes(node=0, ended_ms=(0, 7000))
+
+
+def test_a_new_observer_starts_from_the_record() -> None:
+    use = MachineUse(started_ms=(900, 900))
+    seen = seen_in_record(use, restarts=False, watched_from_ms=4000)
+    seen = after_status(seen, RUNNING, called_ms=5000, now_ms=5010, status_lag_s=0.0)
+    assert unrecorded(seen, record(started_ms=(900, 900))) is None
+
+
+def test_attempts_before_a_new_observer_are_unseen_unless_they_are_numbered() -> None:
+    def seen(attempt: int | None, watched_from_ms: int = 4000) -> ObservedMachine:
+        status = timed(NodeState.RUNNING, 4500, attempt=attempt)
+        return reports((5000, status), restarts=True, watched_from_ms=watched_from_ms)
+
+    def unseen_until_ms(seen: ObservedMachine) -> int | None:
+        times = unrecorded(seen)
+        assert times is not None
+        return times.unseen_until_ms
+
+    assert unseen_until_ms(seen(1)) is None
+    assert unseen_until_ms(seen(2)) == 4500
+    assert unseen_until_ms(seen(None)) == 4000
+    assert unseen_until_ms(seen(None, watched_from_ms=0)) is None
+
+
+def test_a_release_records_until_when_a_machine_waited() -> None:
+    seen = reports((5000, WAITING))
+    times = MachineTimes(node=0, waiting_ms=4990)
+    assert release_times(record(), TOKEN, {0: seen}) == (times,)
+    assert release_times(record(started_ms=(900, 900)), TOKEN, {0: seen}) == ()
+    assert release_times(record(), Token("other"), {0: seen}) == ()
