@@ -60,6 +60,8 @@ def golden(kind: str) -> list[JournalEvent]:
         ("training_ended", "training finished; validations of the last checkpoints are pending"),
         ("cancel_requested", "cancellation requested: {reason}"),
         ("fit_ended", "run cancelled: {reason}"),
+        ("machines_observed", "observed machines: 2 started, 2 ended"),
+        ("prices_changed", "prices changed: eu-1a/spot"),
     ],
 )
 def test_each_event_has_a_sentence(kind: str, sentence: str) -> None:

@@ -29,6 +29,8 @@ from spotfit.model.events import (
     GroupSubmitted,
     JournalEvent,
     LeaderElected,
+    MachinesObserved,
+    MachineTimes,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -509,11 +511,17 @@ def test_the_reason_of_a_waiting_group_is_logged_once(
     ), "of each of two groups"
 
 
-def test_released_groups_are_not_observed() -> None:
+def test_released_groups_are_observed_until_their_end_is_recorded() -> None:
     harness = two_groups(SynchronousCalls())
-    harness.write(GroupsReleased(token=TOKEN))
+    unbilled = MachineTimes(node=0, is_unbilled=True)
+    harness.write(
+        GroupsReleased(token=TOKEN), GroupsReleased(token=Token("t-2"), times={"t-2": (unbilled,)})
+    )
     harness.leader.observe(0.0, every_s=10.0)
-    assert harness.cloud.observed_tokens == [Token("t-2")]
+    assert harness.cloud.observed_tokens == [TOKEN]
+    harness.write(MachinesObserved(times={TOKEN: (unbilled,)}))
+    harness.leader.observe(10.0, every_s=10.0)
+    assert harness.cloud.observed_tokens == [TOKEN]
 
 
 def test_all_groups_are_terminated_only_if_the_backend_reports_each() -> None:

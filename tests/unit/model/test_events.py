@@ -73,7 +73,9 @@ def test_the_golden_journal_folds_to_the_expected_view() -> None:
     assert (view.lifetimes.total_count, view.lifetimes.observed_s[3]) == (6, 0.0)
     assert view.last_refusal == "machines for 1 of at least 2 workers were granted"
     assert view.groups[Token("t-9")].waiting_reason == "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
-    assert [token for token, group in view.groups.items() if group.active_nodes] == ["t-9"]
+    assert [token for token, group in view.groups.items() if group.active_nodes] == []
+    assert view.usage.timed_provisioners == ("local",)
+    assert [one.name for one in view.usage.offers.values()] == ["eu-1a/spot"]
     assert view.lost_agents == {"a-9"}, "reset by the next round"
     assert view.cancel_reason == "cancel() was called"
     assert isinstance(view.fit_end, FitEnded)

@@ -20,8 +20,11 @@ from spotfit.model.events import (
     JournalEvent,
     LeaderElected,
     MachinesChosen,
+    MachinesObserved,
+    MachineTimes,
     NodeLost,
     PreemptionNoticed,
+    PricesChanged,
     RoundClosed,
     RoundOpened,
     TrainingEnded,
@@ -30,6 +33,7 @@ from spotfit.model.events import (
     ValidationStarted,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import NodeAssignment, Notice, Round
 from spotfit_localsim.virtual.timeline import SimulationResult, TimelineEntry, describe_event
@@ -128,6 +132,15 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
     (MachinesChosen(workers={"spot": 2}, reason="cheap"), "machines chosen: {'spot': 2}"),
     (CancelRequested(reason="enough"), "enough"),
     (FitEnded(outcome="failed", reason="why not"), "failed why not"),
+    (
+        MachinesObserved(times={T1: (MachineTimes(node=2, started_ms=(1, 5)),)}),
+        "observed t1.2 started (1, 5)",
+    ),
+    (
+        MachinesObserved(times={T1: (MachineTimes(node=2, is_unbilled=True),)}),
+        "observed t1.2 unbilled",
+    ),
+    (PricesChanged(offers=(Offer(name="o", provisioner="sim", market=Market.SPOT),)), "of o"),
 )
 
 
