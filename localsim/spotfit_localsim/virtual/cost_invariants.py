@@ -187,8 +187,8 @@ def unmet_conditions(record: CostRecord, limits: CostLimits) -> tuple[str, ...]:
     """Return why the deadline is not guaranteed; empty if it is.
 
     On-demand machines must not be refused or lost, and must be up `arrival_s` after their request.
-    The deadline must leave the time of the training and of one changeover. A run that its budget
-    has ended has no deadline any more.
+    The deadline must leave the time of the training and of one changeover. With a budget it is not
+    guaranteed.
     """
     return tuple(_unmet_conditions(record, limits))
 
@@ -199,8 +199,8 @@ def _unmet_conditions(record: CostRecord, limits: CostLimits) -> Iterator[str]:
         yield f"the training and a changeover take {needed_s:.0f} s"
     if not record.cost.uses_on_demand:
         yield "on-demand machines are not permitted"
-    if record.cost.budget_usd is not None and record.finished_at_s is None:
-        yield "the budget may have ended the run"
+    if record.cost.budget_usd is not None:
+        yield "the budget limits what may be rented"
     for request in record.requests:
         if request.market is not Market.ON_DEMAND:
             continue

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from spotfit.core.ids import AgentId, RunId, Token
 from spotfit.model.events import (
@@ -38,11 +39,10 @@ from spotfit_localsim.virtual.cost_invariants import (
 )
 from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
 
-COST = CostSpec(
-    deadline_ms=10_000_000, budget_usd=20.0, uses_on_demand=True, training_time_s=8_000.0
-)
+COST = CostSpec(deadline_ms=10_000_000, uses_on_demand=True, training_time_s=8_000.0)
 
 
+WITH_BUDGET = structs.replace(COST, budget_usd=20.0)
 LIMITS = CostLimits(arrival_s=120.0, changeover_s=600.0, set_size=1, settle_s=30.0, restart_s=20.0)
 
 
@@ -112,16 +112,15 @@ KEPT = CostRecord(
 def test_correct_record_violates_no_invariant() -> None:
     assert unmet_conditions(KEPT, LIMITS) == ()
     assert find_missed_deadline(KEPT, LIMITS) is None
-    assert find_exceeded_budget(KEPT, LIMITS) is None
+    assert find_exceeded_budget(replace(KEPT, cost=WITH_BUDGET), LIMITS) is None
     assert find_unused_machines(KEPT, LIMITS) is None
     assert find_early_stops(KEPT, LIMITS) is None
 
 
 def test_first_violation_is_found() -> None:
     assert find_cost_violation(KEPT, LIMITS) is None
-    assert find_cost_violation(replace(KEPT, billed_usd=(("a", 21.0),)), LIMITS) == (
-        "$21.00 were billed; the budget is $20.00"
-    )
+    dear = replace(KEPT, billed_usd=(("a", 21.0),), cost=WITH_BUDGET)
+    assert find_cost_violation(dear, LIMITS) == ("$21.00 were billed; the budget is $20.00")
 
 
 # --- deadline -------------------------------------------------------------------------------------
@@ -132,8 +131,7 @@ def test_late_finish_and_missing_finish_are_violations() -> None:
         find_missed_deadline(replace(KEPT, finished_at_s=10_060.0), LIMITS)
         == "finished 60 s after the deadline"
     )
-    no_budget = CostSpec(deadline_ms=10_000_000, uses_on_demand=True, training_time_s=8_000.0)
-    unfinished = replace(KEPT, finished_at_s=None, cost=no_budget)
+    unfinished = replace(KEPT, finished_at_s=None)
     assert find_missed_deadline(unfinished, LIMITS) is None
     assert find_missed_deadline(replace(unfinished, ended_at_s=10_001.0), LIMITS) == (
         "not finished at the deadline of 10000 s"
@@ -153,7 +151,7 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
         ),
         (replace(LATE, machines=(), released_at_s=()), "machines of d1 were not up within 120 s"),
         (replace(LATE, released_at_s=()), "d1.0 was lost"),
-        (replace(LATE, finished_at_s=None, ended_at_s=10_060.0), "the budget may have ended"),
+        (replace(LATE, cost=structs.replace(COST, budget_usd=90.0)), "the budget limits"),
         (replace(LATE, cost=CostSpec(deadline_ms=10_000_000)), "not permitted"),
         (
             replace(
@@ -200,7 +198,7 @@ def test_on_demand_machine_that_was_released_while_it_booted_keeps_the_guarantee
 def test_cost_may_exceed_the_budget_by_the_margin_only(
     margin_usd: float, is_violation: bool
 ) -> None:
-    record = replace(KEPT, billed_usd=(("a", 15.0), ("d", 6.0)))
+    record = replace(KEPT, billed_usd=(("a", 15.0), ("d", 6.0)), cost=WITH_BUDGET)
     found = find_exceeded_budget(record, replace(LIMITS, margin_usd=margin_usd))
     assert (found == "$21.00 were billed; the budget is $20.00") is is_violation
 
