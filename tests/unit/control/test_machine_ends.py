@@ -70,7 +70,7 @@ def test_the_end_is_recorded_once_the_backend_reports_it() -> None:
     assert harness.events == []
     harness.cloud.groups[TOKEN] = [GONE]
     harness.recorder.observe(0.5)
-    assert harness.events == [], "the backend is asked once a second"
+    assert harness.events == [], "the backend is observed once a second"
     assert harness.recorder.wake_at(0.5) == 1.0
     harness.recorder.observe(1.0)
     assert harness.events == [ENDED]
@@ -118,7 +118,7 @@ def test_a_transient_error_is_retried() -> None:
     assert harness.events == [ENDED]
 
 
-def test_a_backend_that_cannot_be_opened_is_not_asked_again() -> None:
+def test_a_backend_that_cannot_be_opened_is_not_observed_again() -> None:
     harness = EndHarness(None, OFFER)
     harness.open_error = MissingExtraError("no package", do="install it")
     harness.recorder.observe(0.0)

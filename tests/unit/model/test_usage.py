@@ -208,7 +208,7 @@ def test_a_second_record_of_the_same_end_is_ignored() -> None:
     assert run.bounds() == (42.0, 42.0)
 
 
-def test_a_machine_that_nobody_has_observed_may_have_run_until_its_release() -> None:
+def test_a_machine_that_no_process_has_observed_may_have_run_until_its_release() -> None:
     run = Run()
     run.add(50, released(waiting_ms=ms(30)))
     assert run.bounds(60) == (0.0, 30.0)
@@ -288,7 +288,7 @@ def test_a_restart_without_times_counts_the_gap_once_at_most() -> None:
     assert run.bounds() == (40.0, 91.0)
 
 
-def test_attempts_that_nobody_has_seen_are_in_the_maximum() -> None:
+def test_attempts_that_no_process_has_seen_are_in_the_maximum() -> None:
     run = Run()
     run.observe(100, started_ms=exactly(80), attempt=3, unseen_until_ms=ms(80))
     run.add(100, released(ended_ms=exactly(90)))
