@@ -296,7 +296,7 @@ def test_groups_that_go_over_into_the_next_fit_are_detected(
 def test_settling_with_the_backend_of_the_running_fit_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def release_at_own_backend(self: GroupSettler, unsettled: UnsettledGroup) -> tuple[bool, float]:
+    def release_at_own_backend(self: GroupSettler, unsettled: UnsettledGroup) -> Any:
         own = self._journal_writer.view.spec.provisioner
         return release(self, structs.replace(unsettled, provisioner=own))
 

@@ -245,9 +245,10 @@ def fold_usage(usage: Usage, entry: JournalEntry) -> Usage:
         case ValidationStarted(token=token, node=node):
             return replace(_work(usage, [(token, node)], at_ms), validator=(token, node))
         case ValidationEnded() if usage.validator is not None:
-            node = usage.validator
-            still_works = usage.round is not None and node in usage.round.nodes
-            return replace(_idle(usage, [] if still_works else [node], at_ms), validator=None)
+            validator = usage.validator
+            still_works = usage.round is not None and validator in usage.round.nodes
+            nodes = [] if still_works else [validator]
+            return replace(_idle(usage, nodes, at_ms), validator=None)
         case TrainingEnded(fit_end=fit_end):
             return _end_round(usage, at_ms, is_saved=fit_end.outcome == "finished")
         case FitEnded(outcome=outcome):
