@@ -135,7 +135,8 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend could rent when the fit was started; empty if it was not asked. Later prices
     are in the journal."""
     machines: dict[str, int] = {}
-    """How many machines all workers need, by the name of the offer."""
+    """How many machines all workers need, by the name of each offer that the leader may choose;
+    empty if the backend chooses."""
     deadline_ms: int | None = None
     """When the training is to be finished, by the clock of the storage in milliseconds since 1970;
     None for no deadline."""
@@ -152,8 +153,7 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chooses_offers(self) -> bool:
         """Whether the leader chooses the offer of each request; else the backend chooses."""
-        is_limited = self.deadline_ms is not None or self.budget_usd is not None
-        return bool(self.offers) and (is_limited or self.uses_on_demand)
+        return bool(self.machines)
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

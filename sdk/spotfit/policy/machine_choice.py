@@ -24,12 +24,16 @@ from typing import NamedTuple
 
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
-from spotfit.model.group import NodeState
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, offer_choice
-from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
+from spotfit.policy.capacity import (
+    has_machines,
+    missing_by_offer,
+    occupied_network,
+    offer_request_due_s,
+)
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
@@ -93,7 +97,7 @@ def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
     cost = view.spec.cost
     if not cost.chooses_offers:
         return []
-    network = network_in_use(view)
+    network = occupied_network(view, state)
     possible = [
         offer
         for offer in current_offers(view)
@@ -134,7 +138,7 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
 def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
     """How long its machines have been refused; None if they run or would be granted."""
     tokens = _tokens_of(view, offer.name)
-    if any(_has_machines(state, token) for token in tokens):
+    if any(has_machines(state, token) for token in tokens):
         return None
     record = view.market.record_of(offer.name)
     waiting_s = [
@@ -161,15 +165,6 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
         for token, one in view.market.requests.items()
         if one.offer == offer and view.groups[token].active_nodes
     ]
-
-
-def _has_machines(state: LeaderState, token: Token) -> bool:
-    status = state.group_statuses.get(token)
-    has_members = any(one.member.token == token for one in state.members.values())
-    is_running = status is not None and any(
-        node.state is NodeState.RUNNING for node in status.nodes
-    )
-    return has_members or is_running
 
 
 def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
