@@ -59,8 +59,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     candidates = _candidates(view, state)
     if not candidates:
         return None
-    if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
-        return view.market.choice  # the storage's clock is not measured yet
+    if not _is_informed(view, state):
+        return view.market.choice
     running = _running_offer(view, state, candidates)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
@@ -69,6 +69,20 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     if chosen.offer is not None:
         workers[candidates[chosen.offer].offer.name] = view.spec.max_workers
     return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
+
+
+def _is_informed(view: View, state: LeaderState) -> bool:
+    """Whether this leader knows the storage's clock and has observed every group.
+
+    A new leader would take machines that run for missing ones.
+    """
+    if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
+        return False
+    return all(
+        token in state.group_statuses
+        for token, group in view.groups.items()
+        if group.role == "train" and group.handle is not None and group.active_nodes
+    )
 
 
 def deadline_state(view: View, state: LeaderState, now: float) -> DeadlineState | None:
@@ -178,17 +192,19 @@ def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candida
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
+    on_demand = {one.offer.name for one in candidates if one.offer.market is Market.ON_DEMAND}
+    if choice is not None and on_demand.intersection(choice.workers):
+        # Spot machines that still train while on-demand ones start: the slack no longer suffices
+        # for their loss, so that they are not chosen because they run.
+        offers = [name for name in offers if name in on_demand]
     missing = dict(missing_by_offer(view, state))
     for name in choice.workers if choice is not None else ():
         if name in missing:
             continue
         tokens = _tokens_of(view, name)
-        is_on_demand = any(
-            one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
-        )
         is_connected = any(one.member.token in tokens for one in state.members.values())
         is_starting = any(not _is_refused(view, state, one) for one in tokens)
-        if is_connected or (is_starting and not is_on_demand):
+        if is_connected or (is_starting and name not in on_demand):
             offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
 
