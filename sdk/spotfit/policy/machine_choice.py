@@ -33,6 +33,7 @@ from spotfit.policy.capacity import (
     missing_by_offer,
     occupied_network,
     offer_request_due_s,
+    usable_members,
 )
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
@@ -197,16 +198,23 @@ def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candida
         # Spot machines that still train while on-demand ones start: the slack no longer suffices
         # for their loss, so that they are not chosen because they run.
         offers = [name for name in offers if name in on_demand]
+    # Connected ones that no round uses yet; whether they are chosen must not matter.
+    offers += [
+        name for name in on_demand if _connected_slots(view, state, name) >= view.spec.max_workers
+    ]
     missing = dict(missing_by_offer(view, state))
     for name in choice.workers if choice is not None else ():
-        if name in missing:
-            continue
-        tokens = _tokens_of(view, name)
-        is_connected = any(one.member.token in tokens for one in state.members.values())
-        is_starting = any(not _is_refused(view, state, one) for one in tokens)
-        if is_connected or (is_starting and name not in on_demand):
+        is_starting = any(not _is_refused(view, state, one) for one in _tokens_of(view, name))
+        if name not in missing and is_starting and name not in on_demand:
             offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
+
+
+def _connected_slots(view: View, state: LeaderState, offer: str) -> int:
+    tokens = _tokens_of(view, offer)
+    return sum(
+        one.member.slots for one in usable_members(view, state) if one.member.token in tokens
+    )
 
 
 # --- The choice -----------------------------------------------------------------------------------
