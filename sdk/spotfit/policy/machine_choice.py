@@ -193,8 +193,8 @@ def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candida
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
-    on_demand = {one.offer.name for one in candidates if one.offer.market is Market.ON_DEMAND}
-    if choice is not None and on_demand.intersection(choice.workers):
+    on_demand = [one.offer.name for one in candidates if one.offer.market is Market.ON_DEMAND]
+    if choice is not None and set(on_demand) & choice.workers.keys():
         # Spot machines that still train while on-demand ones start: the slack no longer suffices
         # for their loss, so that they are not chosen because they run.
         offers = [name for name in offers if name in on_demand]
