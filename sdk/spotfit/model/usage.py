@@ -650,8 +650,10 @@ def _with_offers(usage: Usage, offers: Iterable[Offer], at_ms: int) -> Usage:
         on_demand_usd = on_demand.get(_place_of(offer))
         if steps and (steps[-1].usd, steps[-1].on_demand_usd) == (usd, on_demand_usd):
             continue
-        # Not before the previous one: the clocks of two authors may differ a little.
-        from_ms = max(at_ms, steps[-1].from_ms) if steps else at_ms
+        # Not before the previous one: the clocks of two authors may differ a little. The first
+        # price is used at all times before the second one, and its author may have a wrong clock:
+        # a client has not measured the clock of the storage when it starts the fit.
+        from_ms = max(at_ms, steps[-1].from_ms) if len(steps) > 1 else at_ms
         step = PriceStep(from_ms=from_ms, usd=usd, max_usd=usd, on_demand_usd=on_demand_usd)
         prices[name] = (*steps, step)
     return _without_old_prices(replace(usage, offers=known, prices=prices))

@@ -369,6 +369,18 @@ def test_a_price_holds_from_its_entry_on() -> None:
     assert run.bill(100).usd == pytest.approx((50 * 3.6 + 30 * 7.2) / 3600)
 
 
+def test_a_wrong_clock_of_the_client_does_not_delay_the_changes_of_prices() -> None:
+    """It has not measured the clock of the storage when it starts the fit."""
+    run = Run()
+    run.add(7200, started(an_offer(usd=3.6)))
+    run.request(OTHER, at_s=1)
+    run.observe(2, token=OTHER, started_ms=exactly(0))
+    run.add(50, PricesChanged(offers=(an_offer(usd=7.2),)))
+    run.add(100, PricesChanged(offers=(an_offer(usd=3.6),)))
+    run.observe(200, token=OTHER, ended_ms=exactly(200))
+    assert run.bill(1000).usd == pytest.approx(0.05 + 0.1 + 0.1)
+
+
 def test_an_end_before_a_price_change_is_not_billed_at_the_later_price() -> None:
     run = Run(an_offer(usd=3.6))
     run.observe(0, started_ms=exactly(0))
