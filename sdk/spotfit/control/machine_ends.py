@@ -7,8 +7,8 @@ the times that the backend reports. While a fit is active its leader does so (`c
     state of a released group | event                                   | next
     --------------------------|-----------------------------------------|------------------------
     ending                    | the backend reports an end              | `MachinesObserved`
-    ending                    | the backend cannot be opened            | given up by this process
-    ending                    | `WAIT_S` without an end                 | given up by this process
+    ending                    | the backend cannot be opened            | not observed any more
+    ending                    | `WAIT_S` without an end                 | not observed any more
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EndRecorder:
     def is_waiting(self, now: float) -> bool:
         """Whether the bill of the run is to become exact soon.
 
-        Only for machines with a known price: without one, nobody waits for the bill.
+        Only for machines with a known price: without one, no process waits for the bill.
         """
         view = self._journal_writer.ledger.journal_view
         return isinstance(view, View) and any(

@@ -118,7 +118,7 @@ def test_a_transient_error_is_retried() -> None:
     assert harness.events == [ENDED]
 
 
-def test_a_backend_that_cannot_be_opened_is_not_asked_again() -> None:
+def test_a_backend_that_cannot_be_opened_is_not_observed_again() -> None:
     harness = EndHarness(None, OFFER)
     harness.open_error = MissingExtraError("no package", do="install it")
     harness.recorder.observe(0.0)

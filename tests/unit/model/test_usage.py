@@ -130,7 +130,8 @@ def test_times_of_the_provider_are_billed_exactly() -> None:
     run.add(200, released(ended_ms=exactly(150)), FitEnded(outcome="finished"))
     bill = run.bill(1000)
     assert run.bounds() == (100.0, 100.0)
-    assert (bill.usd, bill.max_usd, bill.is_final) == (pytest.approx(0.1), pytest.approx(0.1), True)
+    assert (bill.usd, bill.max_usd) == pytest.approx((0.1, 0.1))
+    assert bill.is_final
 
 
 def test_times_between_observations_bound_the_bill() -> None:
@@ -208,7 +209,7 @@ def test_a_second_record_of_the_same_end_is_ignored() -> None:
     assert run.bounds() == (42.0, 42.0)
 
 
-def test_a_machine_that_nobody_has_observed_may_have_run_until_its_release() -> None:
+def test_a_machine_that_was_never_observed_may_have_run_until_its_release() -> None:
     run = Run()
     run.add(50, released(waiting_ms=ms(30)))
     assert run.bounds(60) == (0.0, 30.0)
@@ -288,7 +289,7 @@ def test_a_restart_without_times_counts_the_gap_once_at_most() -> None:
     assert run.bounds() == (40.0, 91.0)
 
 
-def test_attempts_that_nobody_has_seen_are_in_the_maximum() -> None:
+def test_unobserved_attempts_are_in_the_maximum() -> None:
     run = Run()
     run.observe(100, started_ms=exactly(80), attempt=3, unseen_until_ms=ms(80))
     run.add(100, released(ended_ms=exactly(90)))
@@ -302,7 +303,9 @@ def test_the_price_is_that_of_the_granted_offer() -> None:
     run = Run(an_offer("a", 3.6), an_offer("b", 7.2))
     run.request(OTHER, at_s=0, offer="b")
     run.observe(0, token=OTHER, started_ms=exactly(0), ended_ms=exactly(100))
-    assert [(one.offer, one.usd) for one in run.bill(100).offers] == [("b", pytest.approx(0.2))]
+    (line,) = run.bill(100).offers
+    assert line.offer == "b"
+    assert line.usd == pytest.approx(0.2)
 
 
 def test_the_only_offer_of_the_backend_is_that_of_a_group_without_one() -> None:
@@ -332,11 +335,8 @@ def test_the_requested_offer_is_kept_with_the_group_and_its_market_in_the_bill()
     assert isinstance(run.view, View)
     assert run.view.groups[OTHER].offer == ON_DEMAND
     (line,) = run.bill(100).offers
-    assert (line.offer, line.market, line.usd) == (
-        "on-demand",
-        Market.ON_DEMAND,
-        pytest.approx(0.3),
-    )
+    assert (line.offer, line.market) == ("on-demand", Market.ON_DEMAND)
+    assert line.usd == pytest.approx(0.3)
 
 
 def test_the_on_demand_equivalent_is_that_of_the_same_region_and_type() -> None:
