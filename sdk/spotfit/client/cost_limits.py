@@ -152,8 +152,9 @@ def _check_budget(
             yield ConfigError(
                 f"The deadline cannot be guaranteed for ${budget_usd:.2f}: worst case "
                 f"${worst_usd:.2f}, expected ${expected_usd:.2f}.",
-                do=f"Set budget_usd={_full_cents(worst_usd):.2f} or more; or RunConfig(fallback='never'), which "
-                "keeps the budget and does not guarantee the deadline.",
+                do=f"Set budget_usd={_full_cents(worst_usd):.2f} or more; or "
+                "RunConfig(fallback='never'), which keeps the budget and does not guarantee the "
+                "deadline.",
             )
             return
     if expected_usd > budget_usd:
