@@ -33,14 +33,14 @@ from spotfit.model.events import (
 from spotfit.model.offer import Market
 from spotfit.model.spec import CostSpec
 from spotfit_localsim.virtual.engine import WALL_EPOCH_MS
-from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
+from spotfit_localsim.virtual.sim_cloud import CloudRequest, MachineRecord
 
 TimedEntry = tuple[float, JournalEntry]
 """When a journal entry was written, and the entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostLimits:
+class CostBounds:
     """What the invariants permit."""
 
     arrival_s: float
@@ -60,7 +60,7 @@ class CostLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRecord:
+class ObservedRound:
     """One round of the training."""
 
     number: int
@@ -88,8 +88,8 @@ class CostRecord:
 
     cost: CostSpec = field(default_factory=CostSpec)
     machines: tuple[MachineRecord, ...] = ()
-    requests: tuple[RequestRecord, ...] = ()
-    rounds: tuple[RoundRecord, ...] = ()
+    requests: tuple[CloudRequest, ...] = ()
+    rounds: tuple[ObservedRound, ...] = ()
     released_at_s: tuple[tuple[Token, float], ...] = ()
     """When the run decided to release each group, or a machine of it."""
     finished_at_s: float | None = None
@@ -119,14 +119,14 @@ class CostRecord:
         return not any(at_s <= ended_s for at_s in released)
 
 
-def read_rounds(entries: Iterable[TimedEntry]) -> tuple[RoundRecord, ...]:
+def read_rounds(entries: Iterable[TimedEntry]) -> tuple[ObservedRound, ...]:
     """Return the rounds that the entries contain, in order."""
-    rounds: dict[int, RoundRecord] = {}
+    rounds: dict[int, ObservedRound] = {}
     for at_s, entry in entries:
         match entry.event:
             case RoundOpened(round=opened):
                 machines = frozenset((one.token, one.node) for one in opened.assignments)
-                rounds[opened.number] = RoundRecord(
+                rounds[opened.number] = ObservedRound(
                     number=opened.number, machines=machines, opened_at_s=at_s
                 )
             case TrainingFunctionStarted(round_number=number):
@@ -157,7 +157,7 @@ def read_finish(entries: Iterable[TimedEntry]) -> float | None:
     return None
 
 
-def find_cost_violation(record: CostRecord, limits: CostLimits) -> str | None:
+def find_cost_violation(record: CostRecord, limits: CostBounds) -> str | None:
     """Return the first violation of any invariant."""
     found = (
         find_missed_deadline(record, limits),
@@ -171,7 +171,7 @@ def find_cost_violation(record: CostRecord, limits: CostLimits) -> str | None:
 # --- deadline -------------------------------------------------------------------------------------
 
 
-def find_missed_deadline(record: CostRecord, limits: CostLimits) -> str | None:
+def find_missed_deadline(record: CostRecord, limits: CostBounds) -> str | None:
     """A missed deadline although the conditions of the guarantee were met."""
     deadline_s = record.deadline_s
     if deadline_s is None or unmet_conditions(record, limits):
@@ -183,7 +183,7 @@ def find_missed_deadline(record: CostRecord, limits: CostLimits) -> str | None:
     return f"finished {late_s:.0f} s after the deadline" if late_s > 0 else None
 
 
-def unmet_conditions(record: CostRecord, limits: CostLimits) -> tuple[str, ...]:
+def unmet_conditions(record: CostRecord, limits: CostBounds) -> tuple[str, ...]:
     """Return why the deadline is not guaranteed; empty if it is.
 
     On-demand machines must not be refused or lost, and must be up `arrival_s` after their request.
@@ -193,7 +193,7 @@ def unmet_conditions(record: CostRecord, limits: CostLimits) -> tuple[str, ...]:
     return tuple(_unmet_conditions(record, limits))
 
 
-def _unmet_conditions(record: CostRecord, limits: CostLimits) -> Iterator[str]:
+def _unmet_conditions(record: CostRecord, limits: CostBounds) -> Iterator[str]:
     needed_s = (record.cost.training_time_s or 0.0) + limits.changeover_s
     if record.deadline_s is not None and record.deadline_s < needed_s:
         yield f"the training and a changeover take {needed_s:.0f} s"
@@ -228,7 +228,7 @@ def _is_late(machine: MachineRecord, latest_s: float) -> bool:
 # --- budget ---------------------------------------------------------------------------------------
 
 
-def find_exceeded_budget(record: CostRecord, limits: CostLimits) -> str | None:
+def find_exceeded_budget(record: CostRecord, limits: CostBounds) -> str | None:
     """A cost above the budget plus the margin that was stated to the user."""
     budget_usd = record.cost.budget_usd
     if budget_usd is None or record.total_usd <= budget_usd + limits.margin_usd:
@@ -239,7 +239,7 @@ def find_exceeded_budget(record: CostRecord, limits: CostLimits) -> str | None:
 # --- machines beside those that train -------------------------------------------------------------
 
 
-def find_unused_machines(record: CostRecord, limits: CostLimits) -> str | None:
+def find_unused_machines(record: CostRecord, limits: CostBounds) -> str | None:
     """Machines that are paid for beside those of the open round without need.
 
     While a round trains there are at most `set_size` machines of one other offer, and as many
@@ -268,14 +268,14 @@ def _unused_machine(record: CostRecord, machine: MachineRecord, unused_s: float)
     return None
 
 
-def _training_span(record: CostRecord, one: RoundRecord) -> tuple[float, float]:
+def _training_span(record: CostRecord, one: ObservedRound) -> tuple[float, float]:
     """The start and the end of the training in the round, which are equal if there was none."""
     ends_s = (one.closed_at_s, record.finished_at_s, record.ended_at_s)
     end_s = min(end_s for end_s in ends_s if end_s is not None)
     return (end_s if one.trains_from_s is None else one.trains_from_s), end_s
 
 
-def _too_many_beside(record: CostRecord, limits: CostLimits) -> str | None:
+def _too_many_beside(record: CostRecord, limits: CostBounds) -> str | None:
     for one in record.rounds:
         begin_s, end_s = _training_span(record, one)
         own = {machine.offer for machine in record.machines if one.has(machine)}
@@ -314,7 +314,7 @@ def _too_many_beside(record: CostRecord, limits: CostLimits) -> str | None:
 _CAUSES_OF_CHANGES = (FailureCause.RESIZE, FailureCause.PREEMPTION)
 
 
-def find_early_stops(record: CostRecord, limits: CostLimits) -> str | None:
+def find_early_stops(record: CostRecord, limits: CostBounds) -> str | None:
     """A change of machines, without any loss, that stopped the training for too long.
 
     The next round must train `restart_s` after the last one was closed. A group of an open round
@@ -340,7 +340,7 @@ def find_early_stops(record: CostRecord, limits: CostLimits) -> str | None:
     return None
 
 
-def _has_loss(record: CostRecord, one: RoundRecord) -> bool:
+def _has_loss(record: CostRecord, one: ObservedRound) -> bool:
     """Whether a machine of the round was lost, or had a notice, before it was closed."""
     closed_s = one.closed_at_s
     assert closed_s is not None

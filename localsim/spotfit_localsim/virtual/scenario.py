@@ -12,7 +12,7 @@ from spotfit.model.spec import (
     RetentionConfig,
     RunTiming,
 )
-from spotfit_localsim.virtual.cost_invariants import CostLimits
+from spotfit_localsim.virtual.cost_invariants import CostBounds
 from spotfit_localsim.virtual.faults import NO_FAULTS, FaultConfig, FloatRange
 from spotfit_localsim.virtual.market import SimMarketConfig
 from spotfit_localsim.virtual.workload import Workload
@@ -199,7 +199,7 @@ class Scenario:
     cost: CostSpec = field(default_factory=CostSpec, hash=False)
     """Its deadline is virtual time in milliseconds: the clock of the bucket is exact, and shows
     1970-01-01 at the start."""
-    cost_limits: CostLimits | None = None
+    cost_limits: CostBounds | None = None
     """What `cost_invariants` permit; None: these are not checked."""
     laptop: LaptopConfig = field(default_factory=LaptopConfig)
     next_fit: NextFit | None = None

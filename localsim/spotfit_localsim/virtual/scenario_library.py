@@ -16,7 +16,7 @@ from spotfit.model.spec import (
 )
 from spotfit_localsim.random_streams import RandomStream, SeededStreams
 from spotfit_localsim.traces import CapacityTrace
-from spotfit_localsim.virtual.cost_invariants import CostLimits
+from spotfit_localsim.virtual.cost_invariants import CostBounds
 from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.faults import FaultConfig
 from spotfit_localsim.virtual.market import (
@@ -961,7 +961,7 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
             uses_on_demand=True,
             training_time_s=training_s,
         ),
-        cost_limits=CostLimits(
+        cost_limits=CostBounds(
             arrival_s=ON_DEMAND_ARRIVAL_S, changeover_s=changeover_s, set_size=workers
         ),
         laptop=LaptopConfig(

@@ -185,7 +185,7 @@ class MachineRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class CloudRequest:
     """One request for machines that reached the cloud, without repetitions of granted ones."""
 
     token: Token
@@ -232,7 +232,7 @@ class SimCloud:
         self.request_listeners: list[Callable[[GroupPlan], None]] = []
         """Called for every request that creates instances."""
         self.observer: InstanceObserver | None = None
-        self.requests: list[RequestRecord] = []
+        self.requests: list[CloudRequest] = []
         """Every request, also the refused ones."""
         self._engine = engine
         self._market = market
@@ -262,7 +262,7 @@ class SimCloud:
         offer = self._market.offers[offer_of(plan)]
         refusal = self._refuse(plan, offer)
         self.requests.append(
-            RequestRecord(
+            CloudRequest(
                 token=plan.token,
                 at_s=self._engine.now,
                 offer=offer.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -124,8 +125,18 @@ def _check_deadline(limits: CostLimits) -> Iterator[ConfigError]:
         needed = f"the training takes {format_seconds(work_s)}, and {needed}"
     yield ConfigError(
         f"RunConfig(deadline=...) is in {left}: {needed}. The deadline cannot be kept.",
-        do=f"Set a deadline of at least {format_seconds(earliest_s)}, or use more workers.",
+        do=f"Set a deadline of at least {_rounded_up(earliest_s)}, or use more workers.",
     )
+
+
+def _rounded_up(seconds: float) -> str:
+    """The duration for a remedy: the value that is shown must suffice."""
+    unit_s = 360 if seconds >= 7200 else 6 if seconds >= 120 else 1
+    return format_seconds(math.ceil(seconds / unit_s) * unit_s)
+
+
+def _full_cents(usd: float) -> float:
+    return math.ceil(round(usd * 100, 6)) / 100
 
 
 def _check_budget(
@@ -141,8 +152,9 @@ def _check_budget(
             yield ConfigError(
                 f"The deadline cannot be guaranteed for ${budget_usd:.2f}: worst case "
                 f"${worst_usd:.2f}, expected ${expected_usd:.2f}.",
-                do=f"Set budget_usd={worst_usd:.2f} or more; or RunConfig(fallback='never'), which "
-                "keeps the budget and does not guarantee the deadline.",
+                do=f"Set budget_usd={_full_cents(worst_usd):.2f} or more; or "
+                "RunConfig(fallback='never'), which keeps the budget and does not guarantee the "
+                "deadline.",
             )
             return
     if expected_usd > budget_usd:

@@ -70,13 +70,13 @@ from spotfit.provision.profile import (
     resolve_options,
 )
 from spotfit.store.api import Store
-from spotfit.store.clock import measure_offset_ms
 from spotfit.store.factory import (
     new_probe_folder,
     probe_create,
     reopen_store,
     with_bucket_region,
 )
+from spotfit.store.storage_time import measure_offset_ms
 from spotfit.store.url import is_local_path
 
 

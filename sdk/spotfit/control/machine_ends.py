@@ -88,7 +88,7 @@ class EndRecorder:
     def is_waiting(self, now: float) -> bool:
         """Whether the bill of the run is to become exact soon.
 
-        Only for machines with a known price: without one, no user waits for the bill.
+        Only for machines with a known price: without one, no process waits for the bill.
         """
         view = self._journal_writer.ledger.journal_view
         return isinstance(view, View) and any(

@@ -16,7 +16,7 @@ from spotfit.ledger import keys
 from spotfit.security.object_mac import ObjectMac
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import ObjectInfo, Store
-from spotfit.store.clock import written_at_ms
+from spotfit.store.storage_time import written_at_ms
 
 MAX_READS = 5
 """How often an object is read until it has a valid MAC, before it counts as not authentic."""

@@ -57,8 +57,8 @@ from spotfit.model.topology import Member
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
-from spotfit.store.clock import measure_offset_ms
 from spotfit.store.retry import repeat_read
+from spotfit.store.storage_time import measure_offset_ms
 
 # --- Cached views ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,74 @@ def test_a_time_budget_is_in_seconds(budget: Any) -> None:
 def test_an_invalid_time_budget_is_rejected(budget: Any) -> None:
     with pytest.raises(ConfigError, match="time_budget_s must be a number of seconds"):
         RunConfig(time_budget_s=budget)
+
+
+@pytest.mark.parametrize("duration", ["2h", "120m", 7200, 7200.0, timedelta(hours=2)])
+def test_a_deadline_and_a_training_time_are_durations(duration: Any) -> None:
+    run = RunConfig(deadline=duration, training_time_s=duration)
+    assert (run.deadline, run.training_time_s) == (timedelta(hours=2), 7200.0)
+
+
+@pytest.mark.parametrize(
+    "deadline",
+    [
+        "2026-11-30T18:00+01:00",
+        "2026-11-30T17:00Z",
+        datetime(2026, 11, 30, 18, tzinfo=timezone(timedelta(hours=1))),
+    ],
+)
+def test_a_deadline_may_be_a_time(deadline: Any) -> None:
+    run = RunConfig(deadline=deadline)
+    assert run.deadline == datetime(2026, 11, 30, 17, tzinfo=UTC)
+    assert isinstance(run.deadline, datetime)
+    assert run.deadline.tzinfo is UTC
+
+
+@pytest.mark.parametrize("deadline", ["2026-11-30T18:00", "2026-11-30", datetime(2026, 11, 30)])  # noqa: DTZ001
+def test_a_deadline_without_a_time_zone_is_rejected(deadline: Any) -> None:
+    with pytest.raises(ConfigError, match="has no time zone") as raised:
+        RunConfig(deadline=deadline)
+    assert "with a time zone" in (raised.value.do or "")
+
+
+@pytest.mark.parametrize("name", ["deadline", "training_time_s"])
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, timedelta(), [1], "-2h"])
+def test_an_invalid_duration_is_rejected(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"RunConfig\({name}="):
+        RunConfig(**{name: value})
+
+
+def test_text_that_is_no_duration_is_rejected_with_the_setting() -> None:
+    for name in ("deadline", "training_time_s"):
+        with pytest.raises(ConfigError, match=rf"RunConfig\({name}='soon'\)"):
+            RunConfig(**{name: "soon"})
+
+
+@pytest.mark.parametrize("budget", [40, 40.0])
+def test_a_budget_is_in_dollars(budget: Any) -> None:
+    assert RunConfig(budget_usd=budget).budget_usd == 40.0
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.inf, math.nan, True, "40", timedelta(1)])
+def test_an_invalid_budget_is_rejected(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="budget_usd must be a number of US dollars"):
+        RunConfig(budget_usd=budget)
+
+
+@pytest.mark.parametrize("fallback", ["on_demand", "never", None])
+def test_a_fallback_is_one_of_two_words(fallback: Any) -> None:
+    assert RunConfig(fallback=fallback).fallback == fallback
+
+
+@pytest.mark.parametrize("fallback", ["on-demand", True, False, ""])
+def test_an_invalid_fallback_is_rejected(fallback: Any) -> None:
+    with pytest.raises(ConfigError, match="fallback must be 'on_demand' or 'never'"):
+        RunConfig(fallback=fallback)
+
+
+def test_without_limits_all_four_fields_are_none() -> None:
+    run = RunConfig()
+    assert (run.deadline, run.budget_usd, run.fallback, run.training_time_s) == (None,) * 4
 
 
 def test_worker_runtime_env_is_copied() -> None:

@@ -85,3 +85,45 @@ def test_members_are_listed_and_undecodable_ones_skipped() -> None:
         ledger_of(store, n).publish_member(a_member(n))
     store.put(keys.member(AgentId("broken")), b'{"agent": "\xff"}')
     assert list(ledger_of(store).list_members()) == [a_member(0), a_member(1)]
+
+
+class AheadStore(MemoryStore):
+    """Its clock is a minute ahead of a machine's clock that is always 7."""
+
+    at_ms = 60_007
+
+    def written_at_ms(self, key: str) -> int:
+        self.get(key)
+        return self.at_ms
+
+
+def test_the_storages_clock_is_measured_by_the_first_renewal_of_a_lease() -> None:
+    ledger = ledger_of(AheadStore())
+    assert ledger.storage_ms() is None
+    assert ledger.wall_ms() == 7
+    ledger.renew_lease()
+    assert (ledger.storage_ms(), ledger.wall_ms()) == (60_007, 60_007)
+
+
+def test_a_storage_without_a_clock_has_that_of_the_machine() -> None:
+    ledger = ledger_of(MemoryStore())
+    ledger.renew_lease()
+    assert ledger.storage_ms() == 7
+
+
+def test_the_storages_clock_is_measured_again_at_every_hundredth_renewal() -> None:
+    store = AheadStore()
+    ledger = ledger_of(store)
+    ledger.renew_lease()
+    store.at_ms = 90_007
+    for _ in range(98):
+        ledger.renew_lease()
+    assert ledger.storage_ms() == 60_007
+    ledger.renew_lease()
+    assert ledger.storage_ms() == 90_007
+
+
+def test_a_clone_knows_the_storages_clock() -> None:
+    ledger = ledger_of(AheadStore())
+    ledger.renew_lease()
+    assert ledger.clone().storage_ms() == 60_007

@@ -76,6 +76,17 @@ def test_submit_sends_a_report_without_waiting(
     assert snapshots.status_of(0) == "submitted"
 
 
+def test_snapshots_have_the_last_progress(
+    snapshots: AgentSnapshotChannel, agent: FakeAgentConnection
+) -> None:
+    snapshots.submit({}, Path("/memory/x"))
+    snapshots.record_progress(0.5)
+    for _ in range(2):
+        snapshots.submit({}, Path("/memory/x"))
+    reports = agent.receive_of_type(SnapshotReport)
+    assert [one.progress for one in reports] == [None, 0.5, 0.5]
+
+
 def test_a_snapshot_at_the_end_is_no_report(
     snapshots: AgentSnapshotChannel, session: Session, agent: FakeAgentConnection
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import CheckpointReport
+from spotfit.core.errors import ConfigError
 from spotfit.model.events import ValidationRequest
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.validation_config import ValidationTaskConfig
@@ -62,6 +63,27 @@ def test_parameters_have_the_order_of_ray_train() -> None:
         "consistency_mode",
         "timeout_s",
     ]
+
+
+@pytest.mark.parametrize("progress", [0, 0.25, 1])
+def test_the_progress_of_a_report_is_recorded(
+    session: RecordingSession, monkeypatch: pytest.MonkeyPatch, progress: float
+) -> None:
+    recorded: list[float] = []
+    monkeypatch.setattr(session.snapshot_channel, "record_progress", recorded.append)
+    report({}, progress=progress)
+    assert recorded == [progress]
+    report({})
+    assert recorded == [progress], "the last progress is kept"
+
+
+@pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan"), True, "0.5", 50])
+def test_an_invalid_progress_is_rejected_before_the_report(
+    session: RecordingSession, progress: Any
+) -> None:
+    with pytest.raises(ConfigError, match="progress must be a number from 0 to 1"):
+        report({"loss": 1.0}, progress=progress)
+    assert session.metrics != {"loss": 1.0}
 
 
 def test_a_report_without_a_checkpoint_is_metrics_only(session: RecordingSession) -> None:

@@ -24,9 +24,9 @@ from spotfit.model.offer import Market
 from spotfit.model.spec import CostSpec
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit_localsim.virtual.cost_invariants import (
-    CostLimits,
+    CostBounds,
     CostRecord,
-    RoundRecord,
+    ObservedRound,
     find_cost_violation,
     find_early_stops,
     find_exceeded_budget,
@@ -37,13 +37,13 @@ from spotfit_localsim.virtual.cost_invariants import (
     read_rounds,
     unmet_conditions,
 )
-from spotfit_localsim.virtual.sim_cloud import MachineRecord, RequestRecord
+from spotfit_localsim.virtual.sim_cloud import CloudRequest, MachineRecord
 
 COST = CostSpec(deadline_ms=10_000_000, uses_on_demand=True, training_time_s=8_000.0)
 
 
 WITH_BUDGET = structs.replace(COST, budget_usd=20.0)
-LIMITS = CostLimits(arrival_s=120.0, changeover_s=600.0, set_size=1, settle_s=30.0, restart_s=20.0)
+LIMITS = CostBounds(arrival_s=120.0, changeover_s=600.0, set_size=1, settle_s=30.0, restart_s=20.0)
 
 
 def machine(token: str, start_s: float, end_s: float | None = None, **fields: Any) -> MachineRecord:
@@ -61,9 +61,9 @@ def machine(token: str, start_s: float, end_s: float | None = None, **fields: An
     return replace(record, **fields)
 
 
-def request(token: str, at_s: float, refusal: str = "") -> RequestRecord:
+def request(token: str, at_s: float, refusal: str = "") -> CloudRequest:
     market = Market.ON_DEMAND if token.startswith("d") else Market.SPOT
-    return RequestRecord(token=Token(token), at_s=at_s, market=market, refusal=refusal)
+    return CloudRequest(token=Token(token), at_s=at_s, market=market, refusal=refusal)
 
 
 def round_of(
@@ -71,9 +71,9 @@ def round_of(
     token: str,
     times_s: tuple[float, float, float | None],
     cause: FailureCause = FailureCause.RESIZE,
-) -> RoundRecord:
+) -> ObservedRound:
     """A round with one machine: opened, training and closed at these times."""
-    return RoundRecord(
+    return ObservedRound(
         number=number,
         machines=frozenset({(Token(token), 0)}),
         opened_at_s=times_s[0],
@@ -336,7 +336,7 @@ def test_rounds_releases_and_the_finish_are_read_from_the_journal() -> None:
         for number, event in enumerate(events)
     ]
     assert read_rounds(entries) == (
-        RoundRecord(
+        ObservedRound(
             number=4,
             machines=frozenset({(Token("t1"), 2)}),
             opened_at_s=0.0,

@@ -267,6 +267,27 @@ def test_save_saves_at_once(session: LocalSession) -> None:
     assert session.metrics == {"by": "hand"}
 
 
+@pytest.mark.parametrize(
+    ("total_steps", "progress"), [(None, []), (4, [0.25, 0.5, 0.75]), (2, [0.5, 1.0, 1.0])]
+)
+def test_each_save_records_the_share_of_all_steps(
+    session: LocalSession,
+    monkeypatch: pytest.MonkeyPatch,
+    total_steps: int | None,
+    progress: list[float],
+) -> None:
+    recorded: list[float] = []
+    monkeypatch.setattr(session.snapshot_channel, "record_progress", recorded.append)
+    TrainingProcess(every=1, total_steps=total_steps).train(3)
+    assert recorded == progress
+
+
+@pytest.mark.parametrize("total_steps", [0, -1, 1.5, True, "100"])
+def test_an_invalid_number_of_steps_is_rejected(session: LocalSession, total_steps: Any) -> None:
+    with pytest.raises(ConfigError, match="total_steps must be an integer"):
+        TrainingProcess(total_steps=total_steps)
+
+
 def end_of(session: LocalSession) -> SaveAtEnd:
     end = run_save_at_end(session.snapshot_channel)
     assert end is not None

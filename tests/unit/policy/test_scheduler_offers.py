@@ -1,0 +1,251 @@
+"""The scheduler's rules of a run that chooses its offers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from spotfit.core.ids import Token
+from spotfit.model.events import (
+    CancelRequested,
+    FailureCause,
+    FitEnded,
+    LeaderElected,
+    MachinesChosen,
+    NodeLost,
+    PricesChanged,
+    RoundClosed,
+)
+from spotfit.model.leader_state import Training
+from spotfit.policy.actions import (
+    AppendEvent,
+    LeaderAction,
+    RequestMachines,
+    Wait,
+)
+from spotfit.policy.cost_budget import SAVE_S
+from spotfit.policy.scheduler import next_action
+from tests.unit.policy.offered_run import (
+    HOUR_S,
+    ON_DEMAND,
+    SPOT,
+    OfferedRun,
+    an_offer,
+)
+
+NOW = 1000.0
+
+
+def action(run: OfferedRun, at_s: float = 0.0, **fields: Any) -> LeaderAction:
+    fields = {"members": {}, **fields} if not run.members else fields
+    return next_action(run.view, run.state(at_s, **fields), NOW)
+
+
+def event(run: OfferedRun, at_s: float = 0.0, **fields: Any) -> Any:
+    appended = action(run, at_s, **fields)
+    assert isinstance(appended, AppendEvent), appended
+    return appended.event
+
+
+def training_on_spot(**cost: Any) -> OfferedRun:
+    run = OfferedRun(**cost)
+    run.choose(0, "spot")
+    run.request(0, "t-1", SPOT)
+    run.bill(1, "t-1", started_s=0)
+    run.connect("t-1")
+    run.train(100)
+    return run
+
+
+def training(run: OfferedRun, **fields: Any) -> Training:
+    assert run.round is not None
+    usual: dict[str, Any] = {"since": NOW - 100, "running_ranks": {0, 1}}
+    return Training(round=run.round, **{**usual, **fields})
+
+
+# --- The choice -----------------------------------------------------------------------------------
+
+
+def test_the_first_choice_is_recorded_before_machines_are_requested() -> None:
+    chosen = event(OfferedRun())
+    assert isinstance(chosen, MachinesChosen)
+    assert chosen.workers == {"spot": 2}
+
+
+def test_an_equal_choice_is_not_recorded_again() -> None:
+    run = OfferedRun()
+    run.choose(0, "spot")
+    assert isinstance(action(run), RequestMachines)
+
+
+def test_a_changed_standing_request_is_recorded() -> None:
+    run = training_on_spot()
+    run.choose(200, "spot", standing="on-demand")
+    assert event(run, 300, phase=training(run)) == MachinesChosen(
+        workers={"spot": 2}, reason="the machines that run are not much dearer than others"
+    )
+
+
+def test_a_changed_reason_is_not_recorded() -> None:
+    run = training_on_spot()
+    assert isinstance(action(run, 300, phase=training(run)), Wait)
+
+
+def test_the_choice_is_made_again_within_half_a_minute() -> None:
+    run = training_on_spot()
+    waiting = action(run, 300, phase=training(run))
+    assert isinstance(waiting, Wait)
+    assert waiting.until <= NOW + 30.0
+
+
+def test_a_run_whose_training_is_over_chooses_nothing() -> None:
+    run = OfferedRun()
+    run.add(0, CancelRequested(reason="by the user", save=False))
+    assert isinstance(event(run), FitEnded)
+    pending = replace(run.view, cancel_reason=None, pending_fit_end=FitEnded(outcome="finished"))
+    decided = next_action(pending, run.state(0, members={}), NOW)
+    assert not (isinstance(decided, AppendEvent) and isinstance(decided.event, MachinesChosen))
+
+
+def test_a_budget_for_no_machines_ends_the_run() -> None:
+    run = OfferedRun(budget_usd=0.01)
+    ended = event(run)
+    assert isinstance(ended, CancelRequested)
+    assert ended.is_cost_budget
+    run.add(0, ended)
+    end = event(run)
+    assert isinstance(end, FitEnded)
+    assert (end.outcome, end.is_cost_budget) == ("cancelled", True)
+
+
+# --- Requests -------------------------------------------------------------------------------------
+
+
+def test_missing_machines_are_requested_of_the_chosen_offer() -> None:
+    run = OfferedRun()
+    run.choose(0, "spot")
+    reason = "2 of 2 workers need a machine of spot"
+    assert action(run) == RequestMachines(2, reason, offer=SPOT)
+
+
+def test_a_request_has_the_price_in_force() -> None:
+    run = OfferedRun()
+    raised = an_offer("spot", 1.5)
+    run.add(0, PricesChanged(offers=(raised,)))
+    run.choose(0, "spot")
+    requested = action(run)
+    assert isinstance(requested, RequestMachines)
+    assert requested.offer == raised
+
+
+def test_a_refused_offer_is_requested_after_a_pause() -> None:
+    run = OfferedRun(SPOT, uses_on_demand=False, budget_usd=100.0)
+    run.choose(0, standing="spot")
+    run.refuse(10, "t-0", SPOT)
+    waiting = action(run, 10.4)
+    assert isinstance(waiting, Wait)
+    assert waiting.until == pytest.approx(NOW + 0.6)
+    assert waiting.reason == "spot was refused 1 times: no capacity"
+    assert isinstance(action(run, 11.0), RequestMachines)
+
+
+def test_a_refused_offer_does_not_delay_the_request_of_another() -> None:
+    run = OfferedRun()
+    run.refuse(0, "t-0", SPOT)
+    run.choose(500, "on-demand", standing="spot")
+    run.refuse(500, "t-2", SPOT)
+    requested = action(run, 500.1)
+    assert isinstance(requested, RequestMachines)
+    assert requested.offer == ON_DEMAND
+
+
+def test_a_cancelled_run_requests_nothing() -> None:
+    run = OfferedRun()
+    run.choose(0, "spot")
+    run.add(0, CancelRequested(reason="by the user", save=False))
+    assert isinstance(event(run), FitEnded)
+
+
+# --- Prices ---------------------------------------------------------------------------------------
+
+
+def test_changed_prices_are_recorded_before_the_choice() -> None:
+    raised = an_offer("spot", 1.5)
+    assert event(OfferedRun(), listed_offers=(raised,)) == PricesChanged(offers=(raised,))
+
+
+def test_equal_prices_are_not_recorded() -> None:
+    assert isinstance(event(OfferedRun(), listed_offers=(SPOT, ON_DEMAND)), MachinesChosen)
+
+
+# --- Budget ---------------------------------------------------------------------------------------
+
+
+def test_a_used_budget_cancels_the_run_with_a_save() -> None:
+    run = training_on_spot(budget_usd=1.0)
+    cancelled = event(run, HOUR_S, phase=training(run))
+    assert isinstance(cancelled, CancelRequested)
+    assert (cancelled.save, cancelled.is_cost_budget) == (True, True)
+
+
+def test_the_budget_is_examined_in_time() -> None:
+    run = training_on_spot(budget_usd=1.0)
+    # Two machines at $1: 30 min, of which 155 s are kept for the stop.
+    waiting = action(run, 1800.0 - 155.0 - 7.0, phase=training(run))
+    assert isinstance(waiting, Wait)
+    assert waiting.until == pytest.approx(NOW + 7.0)
+    assert waiting.reason == "the budget of the run"
+
+
+def test_the_last_save_of_a_used_budget_has_the_time_that_was_kept() -> None:
+    run = training_on_spot(budget_usd=1.0)
+    run.add(1700, CancelRequested(reason="used up", save=True, is_cost_budget=True))
+    waits = training(run, save_requested_at=NOW - SAVE_S + 1, uploading_ranks={0})
+    waiting = action(run, 1800, phase=waits)
+    assert isinstance(waiting, Wait)
+    assert waiting.until == pytest.approx(NOW + 1)
+    late = training(run, save_requested_at=NOW - SAVE_S, uploading_ranks={0})
+    ended = event(run, 1800, phase=late)
+    assert isinstance(ended, FitEnded)
+    assert ended.is_cost_budget
+
+
+# --- Moves ----------------------------------------------------------------------------------------
+
+
+def a_move() -> OfferedRun:
+    run = OfferedRun()
+    run.choose(0, "on-demand")
+    run.request(0, "t-1", ON_DEMAND)
+    run.connect("t-1")
+    run.train(100)
+    run.choose(200, "spot")
+    run.request(200, "t-2", SPOT)
+    run.connect("t-2", first=2)
+    return run
+
+
+def test_between_rounds_the_leadership_moves_to_a_machine_of_the_chosen_offer() -> None:
+    run = a_move()
+    run.add(210, RoundClosed(round_number=1, cause=FailureCause.RESIZE, reason="moving"))
+    handover = event(run, 210)
+    assert isinstance(handover, LeaderElected)
+    assert handover.leader == run.members[2].member.agent
+
+
+def test_machines_of_another_offer_are_released_once_a_round_runs_without_them() -> None:
+    run = a_move()
+    run.add(210, RoundClosed(round_number=1, cause=FailureCause.RESIZE, reason="moving"))
+    moved = run.members
+    run.members = moved[2:]
+    run.train(220)
+    run.members = moved
+    phase = Training(round=run.round, since=NOW - 10, running_ranks={0, 1})
+    lost = event(run, 240, phase=phase, agent_id=moved[2].member.agent)
+    assert isinstance(lost, NodeLost)
+    assert (lost.token, lost.reason) == (
+        Token("t-1"),
+        "it was replaced by machines of another offer",
+    )
