@@ -431,7 +431,7 @@ JournalEvent = (
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One journal entry.
 
-    `written_at_ms` is displayed, and the bill is computed from it (`model.usage`). No decision about
+    `written_at_ms` is displayed, and the bill is computed from it (`model.usage`). No decision on
     agents or machines depends on another machine's clock.
     """
 
