@@ -242,11 +242,13 @@ class Reconciler:
 
     def _ending_groups(self) -> dict[Token, GroupHandle]:
         """The handles of released groups of this fit, of which the end is not recorded."""
-        usage = self._journal_writer.view.usage
+        usage, now_ms = self._journal_writer.view.usage, self._journal_writer.ledger.wall_ms()
         return {
             token: group.handle
             for token, group in usage.ending_groups.items()
-            if group.handle is not None and group.fit_count == usage.fit_count
+            if group.handle is not None
+            and group.fit_count == usage.fit_count
+            and now_ms <= (group.release_limit_ms or 0)
         }
 
     def _observe_group(self, token: Token, handle: GroupHandle, now: float) -> bool:

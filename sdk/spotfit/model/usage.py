@@ -68,6 +68,8 @@ from spotfit.model.spec import RunSpec
 RELEASE_LIMIT_S = 120.0
 """The longest time that a machine is billed after its release, if no process observes its end."""
 
+_RELEASE_LIMIT_MS = round(RELEASE_LIMIT_S * 1000)
+
 ATTEMPT_TOLERANCE_MS = 1000
 """A reported start that is later than the recorded one by less is of the same attempt."""
 
@@ -151,6 +153,11 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     released_ms: int | None = None
     machines: tuple[MachineUse, ...]
     """By node."""
+
+    @property
+    def release_limit_ms(self) -> int | None:
+        """Until when its machines are billed at most; None before its release."""
+        return None if self.released_ms is None else self.released_ms + _RELEASE_LIMIT_MS
 
     @property
     def billable_nodes(self) -> list[int]:
@@ -358,17 +365,12 @@ def _without_expired(usage: Usage, at_ms: int) -> Usage:
     expired = {
         token: limit_ms
         for token, one in usage.ending_groups.items()
-        if (limit_ms := _release_limit_ms(one)) is not None and limit_ms <= at_ms
+        if (limit_ms := one.release_limit_ms) is not None and limit_ms <= at_ms
     }
     for token, limit_ms in expired.items():
         for node in usage.groups[token].billable_nodes:
             usage = _end_attempt(usage, token, node, (0, limit_ms))
     return _without_groups(usage, expired)
-
-
-def _release_limit_ms(group: GroupUsage) -> int | None:
-    """Until when machines of a released group are billed at most; None before the release."""
-    return None if group.released_ms is None else group.released_ms + round(RELEASE_LIMIT_S * 1000)
 
 
 # --- Starts and ends ------------------------------------------------------------------------------
@@ -797,7 +799,7 @@ def bill_of(view: BilledRun, now_ms: int) -> Bill:
     totals, boot_ms, idle_ms = dict(usage.totals), usage.boot_ms, usage.idle_ms
     is_final = usage.is_over
     for token, group in usage.groups.items():
-        limit_ms = _release_limit_ms(group)
+        limit_ms = group.release_limit_ms
         is_final = is_final and limit_ms is not None and now_ms >= limit_ms
         for node in group.billable_nodes:
             use = group.machines[node]
