@@ -35,8 +35,6 @@ from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
 from spotfit.policy.training_time import changeover_s, start_time_s, work_left_s
 
-# The longest time until the next decision, with a leader; a new one is elected within the lease.
-LOOK_S = 30.0
 # Clocks of storage services and the rounding of their time stamps to seconds.
 _CLOCK_MARGIN_S = 5.0
 
@@ -82,7 +80,8 @@ def deadline_state(view: View, state: LeaderState, now: float) -> DeadlineState 
 
 
 def _look_s(view: View) -> float:
-    return LOOK_S + view.spec.timing.lease_timeout_s
+    # Without a leader, a new one is elected within the lease.
+    return view.spec.timing.decision_interval_s + view.spec.timing.lease_timeout_s
 
 
 # --- What is known about the offers ---------------------------------------------------------------

@@ -320,7 +320,8 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
         chosen.standing_offer,
     ):
         yield AppendEvent(chosen)
-    yield Wait(now + machine_choice.LOOK_S, f"the choice of machines: {chosen.reason}")
+    interval_s = view.spec.timing.decision_interval_s
+    yield Wait(now + interval_s, f"the choice of machines: {chosen.reason}")
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
