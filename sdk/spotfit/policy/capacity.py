@@ -232,9 +232,7 @@ def is_of_other_offer(view: View, token: Token) -> bool:
 
 def is_unwanted(view: View, token: Token) -> bool:
     """Whether the group is of an offer that is neither chosen nor a standing request."""
-    choice, request = view.market.choice, view.market.requests.get(token)
-    is_standing = choice and request and request.offer == choice.standing_offer
-    return is_of_other_offer(view, token) and not is_standing
+    return is_of_other_offer(view, token) and not _is_standing_request(view, token)
 
 
 def offer_request_due_s(view: View, offer: str) -> float:
@@ -305,7 +303,16 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
         and group.handle is not None
         and group.active_nodes
         and token not in connected
+        and not _is_standing_request(view, token)
     ]
+
+
+def _is_standing_request(view: View, token: Token) -> bool:
+    """Whether the group is requested so that the run can move to its offer."""
+    choice, request = view.market.choice, view.market.requests.get(token)
+    if choice is None or request is None or not choice.standing_offer:
+        return False
+    return request.offer == choice.standing_offer
 
 
 def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:

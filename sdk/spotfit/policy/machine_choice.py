@@ -50,12 +50,12 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     `now` is the leader's `Clock.now()` in seconds; `state.elapsed_s` and `state.wall_ms` are of the
     same moment.
     """
-    candidates = _candidates(view, state)
+    candidates = _candidates(view, state, now)
     if not candidates:
         return None
     if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
         return view.market.choice  # the storage's clock is not measured yet
-    running = _running_offer(view, state, candidates)
+    running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
     standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
@@ -87,7 +87,7 @@ def _look_s(view: View) -> float:
 # --- What is known about the offers ---------------------------------------------------------------
 
 
-def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
+def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
     """The offers that may be chosen, those of the network of the machines that run."""
     cost = view.spec.cost
     if not cost.chooses_offers:
@@ -102,7 +102,7 @@ def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
         and (not network or offer.network in ("", network))
         and (_tokens_of(view, offer.name) or cost_budget.affords(view, state, offer))
     ]
-    refused = {offer.name: _refused_s(view, state, offer) for offer in possible}
+    refused = {offer.name: _refused_s(view, state, offer, now) for offer in possible}
     on_demand = [one.name for one in possible if one.market is Market.ON_DEMAND]
     # Without another way to keep the deadline, refused on-demand machines are requested again.
     if all(refused[name] is not None for name in on_demand):
@@ -130,7 +130,7 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
     )
 
 
-def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
+def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> float | None:
     """How long its machines have been refused; None if they run or would be granted."""
     tokens = _tokens_of(view, offer.name)
     if any(_has_machines(state, token) for token in tokens):
@@ -139,17 +139,20 @@ def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
     waiting_s = [
         state.elapsed_s - view.market.requests[token].planned_s
         for token in tokens
-        if _is_refused(view, state, token)
+        if _is_refused(view, state, token, now)
     ]
     if record.refused_since_s is not None:
         waiting_s.append(state.elapsed_s - record.refused_since_s)
     return max(waiting_s, default=None)
 
 
-def _is_refused(view: View, state: LeaderState, token: Token) -> bool:
+def _is_refused(view: View, state: LeaderState, token: Token, now: float) -> bool:
     """Whether a request that waits at the backend counts as refused."""
     request, status = view.market.requests[token], state.group_statuses.get(token)
     waited_s = state.elapsed_s - request.planned_s
+    if status is None:
+        # A new leader has not observed the machines yet: they may run since long ago.
+        waited_s = min(waited_s, now - state.leading_since)
     has_reason = bool(status and status.refusal) or request.waiting_since_s is not None
     return has_reason or waited_s > start_time_s(view)
 
@@ -171,7 +174,9 @@ def _has_machines(state: LeaderState, token: Token) -> bool:
     return has_members or is_running
 
 
-def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
+def _running_offer(
+    view: View, state: LeaderState, candidates: Sequence[_Candidate], now: float
+) -> int | None:
     """The offer whose machines train, else the chosen one whose machines all start.
 
     After the loss of a machine the choice is made again, as for a run without machines. On-demand
@@ -191,7 +196,7 @@ def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candida
             one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
         )
         is_connected = any(one.member.token in tokens for one in state.members.values())
-        is_starting = any(not _is_refused(view, state, one) for one in tokens)
+        is_starting = any(not _is_refused(view, state, one, now) for one in tokens)
         if is_connected or (is_starting and not is_on_demand):
             offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
