@@ -29,7 +29,7 @@ from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, offer_choice
-from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
+from spotfit.policy.capacity import network_in_use, offer_request_due_s, slots_of_offer
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
@@ -55,6 +55,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         return None
     if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
         return view.market.choice  # the storage's clock is not measured yet
+    if view.market.choice is not None and not state.is_headless and not state.members:
+        return view.market.choice  # not even the agent of the leader itself has connected yet
     running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
@@ -177,27 +179,28 @@ def _has_machines(state: LeaderState, token: Token) -> bool:
 def _running_offer(
     view: View, state: LeaderState, candidates: Sequence[_Candidate], now: float
 ) -> int | None:
-    """The offer whose machines train, else the chosen one whose machines all start.
+    """The offer whose machines train, else one whose machines are complete: the chosen one first.
 
-    After the loss of a machine the choice is made again, as for a run without machines. On-demand
-    machines that start do not count: they train nothing, so that spot machines may only take their
-    place with the slack of a run without machines.
+    After the loss of a machine the choice is made again, as for a run without machines. Machines
+    that start count for the chosen offer only, and not if they are on-demand: they train nothing,
+    so that spot machines may only take their place with the slack of a run without machines.
+
+    Connected machines count whatever is chosen. Otherwise a choice would be made from other facts
+    than the next one, and could be changed back and forth.
     """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
-    missing = dict(missing_by_offer(view, state))
-    for name in choice.workers if choice is not None else ():
-        if name in missing:
+    chosen = () if choice is None else tuple(choice.workers)
+    on_demand = {one.offer.name for one in candidates if one.offer.market is Market.ON_DEMAND}
+    for name in dict.fromkeys([*chosen, *names]):
+        if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)
-        is_on_demand = any(
-            one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
-        )
         is_connected = any(one.member.token in tokens for one in state.members.values())
         is_starting = any(not _is_refused(view, state, one, now) for one in tokens)
-        if is_connected or (is_starting and not is_on_demand):
+        if is_connected or (is_starting and name in chosen and name not in on_demand):
             offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
 
