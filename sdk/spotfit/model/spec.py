@@ -75,6 +75,9 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Interval at which processes without a connection to the leader read the journal."""
     validator_wait_timeout_s: float = 300.0
     """Time a validation waits for its own machine before it may run beside the workers."""
+    # Deadlines keep slack for it, while starts of machines take minutes.
+    decision_interval_s: float = 30.0
+    """Longest time until the leader of a run that chooses its offers decides again."""
     # Prices of spot machines change a few times a day.
     price_interval_s: float = 900.0
     """Interval at which the leader of a run that chooses its offers asks for prices."""

@@ -577,11 +577,20 @@ def _end_round(usage: Usage, at_ms: int, *, is_saved: bool) -> Usage:
     usage = _with_uses(usage, proven)
     unsaved_ms = 0
     if ended.started_ms is not None:
-        usage = _idle(usage, ended.nodes, at_ms)
-        unsaved_ms = max(0, at_ms - max(ended.started_ms, ended.saved_ms)) * len(ended.nodes)
+        # Without one of its machines a round trains nothing, until a leader has noticed the loss.
+        stopped_ms = min([at_ms, *_end_times_ms(usage, ended.nodes)])
+        usage = _idle(usage, ended.nodes, stopped_ms)
+        unsaved_ms = max(0, stopped_ms - max(ended.started_ms, ended.saved_ms)) * len(ended.nodes)
     return replace(
         usage, round=None, unsaved_ms=0 if is_saved else unsaved_ms, unsaved_round=ended.number
     )
+
+
+def _end_times_ms(usage: Usage, nodes: Iterable[Node]) -> Iterator[int]:
+    """The latest possible ends of the machines that have ended."""
+    for _, use in _running(usage, nodes):
+        if use.ended_ms is not None:
+            yield use.ended_ms[1]
 
 
 def _repeat_unsaved(usage: Usage) -> Usage:

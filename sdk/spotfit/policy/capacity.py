@@ -194,12 +194,12 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
     if choice.standing_offer:
         wanted.setdefault(choice.standing_offer, view.spec.max_workers)
     missing = {
-        offer: workers - _slots_of_offer(view, state, offer) for offer, workers in wanted.items()
+        offer: workers - slots_of_offer(view, state, offer) for offer, workers in wanted.items()
     }
     return [(offer, workers) for offer, workers in missing.items() if workers > 0]
 
 
-def _slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
+def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
     """Worker slots of all machines of that offer that stay, connected or pending."""
     tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
     leaving = {
@@ -232,9 +232,7 @@ def is_of_other_offer(view: View, token: Token) -> bool:
 
 def is_unwanted(view: View, token: Token) -> bool:
     """Whether the group is of an offer that is neither chosen nor a standing request."""
-    choice, request = view.market.choice, view.market.requests.get(token)
-    is_standing = choice and request and request.offer == choice.standing_offer
-    return is_of_other_offer(view, token) and not is_standing
+    return is_of_other_offer(view, token) and not _is_standing_request(view, token)
 
 
 def offer_request_due_s(view: View, offer: str) -> float:
@@ -327,7 +325,16 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
         and group.handle is not None
         and group.active_nodes
         and token not in connected
+        and not _is_standing_request(view, token)
     ]
+
+
+def _is_standing_request(view: View, token: Token) -> bool:
+    """Whether the group is requested so that the run can move to its offer."""
+    choice, request = view.market.choice, view.market.requests.get(token)
+    if choice is None or request is None or not choice.standing_offer:
+        return False
+    return request.offer == choice.standing_offer
 
 
 def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:

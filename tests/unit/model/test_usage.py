@@ -494,6 +494,16 @@ def test_work_since_the_last_commit_of_a_round_is_repeated() -> None:
     assert waste(run) == (40.0, 60.0, 0.0)
 
 
+def test_only_work_until_the_loss_is_repeated_if_it_is_noticed_later() -> None:
+    run = two_machines()
+    run.add(50, a_commit(round_age_s=40.0))
+    run.observe(100, ended_ms=exactly(60))
+    run.add(110, RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason=""))
+    run.add(110, FitEnded(outcome="failed"))
+    run.add(110, observed(1, ended_ms=exactly(110)))
+    assert waste(run) == (40.0, 20.0, 50.0)
+
+
 @pytest.mark.parametrize("how", ["replicated", "memory", "committed"])
 def test_work_that_was_saved_elsewhere_is_not_repeated(how: str) -> None:
     run = two_machines()
