@@ -57,7 +57,7 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     candidates = _candidates(view, state, now)
     if not candidates:
         return None
-    if not _is_informed(view, state):
+    if not _is_informed(view, state, now):
         return view.market.choice
     running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
@@ -69,16 +69,17 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
 
 
-def _is_informed(view: View, state: LeaderState) -> bool:
+def _is_informed(view: View, state: LeaderState, now: float) -> bool:
     """Whether this leader knows the storage's clock, its own agent, and the state of every group.
 
-    A new leader would take machines that run for missing ones.
+    A new leader would take machines that run for missing ones. It waits no longer than a start
+    takes: the backend may not respond.
     """
     if view.market.choice is not None and not state.is_headless and not state.members:
         return False
     if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
         return False
-    return all(
+    return now - state.leading_since > start_time_s(view) or all(
         token in state.group_statuses
         for token, group in view.groups.items()
         if group.role == "train" and group.handle is not None and group.active_nodes

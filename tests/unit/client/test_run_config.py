@@ -170,8 +170,9 @@ def test_an_invalid_duration_is_rejected(name: str, value: Any) -> None:
 
 def test_text_that_is_no_duration_is_rejected_with_the_setting() -> None:
     for name in ("deadline", "training_time_s"):
+        setting: dict[str, Any] = {name: "soon"}
         with pytest.raises(ConfigError, match=rf"RunConfig\({name}='soon'\)"):
-            RunConfig(**{name: "soon"})
+            RunConfig(**setting)
 
 
 @pytest.mark.parametrize("budget", [40, 40.0])

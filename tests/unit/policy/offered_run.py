@@ -18,13 +18,14 @@ from spotfit.model.events import (
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec, RunTiming
 from spotfit.model.topology import Round
 from spotfit.model.view import JournalView, View, fold
 from spotfit.testing.builders import (
+    a_group_status,
     a_leader_state,
     a_member,
     a_member_status,
@@ -136,7 +137,15 @@ class OfferedRun:
 
     def state(self, at_s: float, **fields: Any) -> LeaderState:
         """What the leader observes at that time of the fit; its clock is that of the storage."""
+        connected = {one.member.token for one in self.members}
+        waiting = (NodeState.WAITING, NodeState.WAITING)
+        statuses = {
+            token: a_group_status(*(() if token in connected else waiting))
+            for token in self.view.groups
+        }
         usual: dict[str, Any] = {
+            "group_statuses": statuses,
+            "is_headless": not self.members,
             "members": member_statuses(*self.members),
             "elapsed_s": at_s,
             "wall_ms": T0_MS + round(at_s * 1000),
