@@ -169,6 +169,8 @@ def test_frozen_leader_is_deposed_and_appends_nothing(seeds: range) -> None:
         for entry in result.entries:
             if isinstance(entry.event, LeaderElected):
                 leader = entry.event.leader
+            elif isinstance(entry.event, FitEnded):
+                break  # any process may record the ends of machines
             elif not isinstance(entry.event, FitStarted):
                 assert entry.author == leader
         assert result.elections >= 3
