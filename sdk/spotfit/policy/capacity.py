@@ -194,13 +194,13 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
     if choice.standing_offer:
         wanted.setdefault(choice.standing_offer, view.spec.max_workers)
     missing = {
-        offer: workers - _slots_of_offer(view, state, offer) for offer, workers in wanted.items()
+        offer: workers - slots_of_offer(view, state, offer) for offer, workers in wanted.items()
     }
     return [(offer, workers) for offer, workers in missing.items() if workers > 0]
 
 
-def _slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
-    """Worker slots of all machines of that offer that stay, connected or pending."""
+def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
+    """Return the worker slots of all machines of that offer that stay, connected or pending."""
     tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
     leaving = {
         (status.member.token, status.member.node)

@@ -29,7 +29,7 @@ from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, offer_choice
-from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
+from spotfit.policy.capacity import network_in_use, offer_request_due_s, slots_of_offer
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
@@ -173,27 +173,26 @@ def _has_machines(state: LeaderState, token: Token) -> bool:
 
 
 def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
-    """The offer whose machines train, else the chosen one whose machines all start.
+    """The offer whose machines train, else one with machines for all workers that start or join.
 
     After the loss of a machine the choice is made again, as for a run without machines. On-demand
     machines that start do not count: they train nothing, so that spot machines may only take their
-    place with the slack of a run without machines.
+    place with the slack of a run without machines. Machines with an agent count whatever is chosen,
+    or the choice would alternate until a round is opened with them.
     """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
-    missing = dict(missing_by_offer(view, state))
-    for name in choice.workers if choice is not None else ():
-        if name in missing:
+    wanted = list(choice.workers) if choice is not None else []
+    spot = [one.offer.name for one in candidates if one.offer.market is Market.SPOT]
+    for name in dict.fromkeys([*wanted, *names]):
+        if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)
-        is_on_demand = any(
-            one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
-        )
         is_connected = any(one.member.token in tokens for one in state.members.values())
         is_starting = any(not _is_refused(view, state, one) for one in tokens)
-        if is_connected or (is_starting and not is_on_demand):
+        if is_connected or (is_starting and name in wanted and name in spot):
             offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
 

@@ -1,0 +1,52 @@
+"""Which offers a run has its machines from, decided again from what the last choice led to."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from spotfit.model.events import MachinesChosen
+from spotfit.model.market_record import MarketRecord, RequestRecord
+from spotfit.model.offer import Market, Offer, Price
+from spotfit.model.spec import CostSpec
+from spotfit.policy.machine_choice import choose_machines
+from spotfit.testing.builders import TOKEN, a_leader_state, a_spec, a_view
+
+
+def an_offer(name: str, usd: float) -> Offer:
+    return Offer(
+        name=name,
+        provisioner="local",
+        market=Market(name),
+        price=Price(usd_per_hour=usd, source="given", as_of_s=0.0),
+    )
+
+
+OFFERS = (an_offer("spot", 1.0), an_offer("on_demand", 5.0))
+
+
+def a_cost(*, deadline_s: float, **fields: Any) -> CostSpec:
+    return CostSpec(
+        offers=OFFERS,
+        machines={"spot": 2, "on_demand": 2},
+        uses_on_demand=True,
+        deadline_ms=round(deadline_s * 1000),
+        training_time_s=1800.0,
+        **fields,
+    )
+
+
+def test_connected_on_demand_machines_run_whatever_is_chosen() -> None:
+    """With slack for a move to spot beside them, but not for a start of spot machines alone."""
+    record = MarketRecord(
+        requests={TOKEN: RequestRecord(offer="on_demand", planned_s=0.0)},
+        choice=MachinesChosen(workers={"on_demand": 2}),
+    )
+    view = a_view(spec=a_spec(cost=a_cost(deadline_s=2800.0)), market=record)
+    state = a_leader_state(wall_ms=0)
+    chosen = []
+    for _ in range(3):
+        choice = choose_machines(view, state, 0.0)
+        assert choice is not None
+        chosen += choice.workers
+        view = replace(view, market=replace(view.market, choice=choice))
+    assert chosen == ["spot", "spot", "spot"]
