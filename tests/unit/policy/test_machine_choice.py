@@ -28,7 +28,8 @@ from tests.unit.policy.offered_run import (
 
 # Of the storage's clock, see `deadline_state`.
 CLOCK_MARGIN_S = 5.0
-ON_SPOT, ON_ON_DEMAND, WAITING = {"spot": 2}, {"on-demand": 2}, {}
+ON_SPOT, ON_ON_DEMAND = {"spot": 2}, {"on-demand": 2}
+WAITING: dict[str, int] = {}
 
 
 def a_run(*offers: Any, deadline_s: float | None = None, **cost: Any) -> OfferedRun:
