@@ -31,12 +31,13 @@ def test_example_prints_the_expected_output(command_line: str, tmp_path: Path) -
     assert EXPECTED_OUTPUT[command_line] in completed.stdout
 
 
+@pytest.mark.timeout(300)
 def test_example_project_passes_its_tests_on_a_spot_cloud(tmp_path: Path) -> None:
     project = shutil.copytree(ROOT / "examples" / "testing_on_spot", tmp_path / "project")
     command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'tests'}"]
     environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
     completed = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, timeout=110
+        command, cwd=project, env=environment, capture_output=True, text=True, timeout=280
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "3 passed" in completed.stdout

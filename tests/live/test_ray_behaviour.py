@@ -15,6 +15,8 @@ from tests.parity.behaviour import PROBES
 from tests.parity.compare import answers_match
 from tests.parity.differences import BEHAVIOR_DIFFERENCES
 
+pytestmark = pytest.mark.timeout(300)  # all probes run in the setup of the first test
+
 KEPT: dict[str, Any] = json.loads((ROOT / "tests/parity/behaviour_ray_2_60.json").read_text())
 
 

@@ -48,6 +48,8 @@ _MODULE = "spotfit_localsim.clouds.simulator"
 # Includes the start of Python and its imports on a loaded machine.
 _START_TIMEOUT_S = 20.0
 _POLL_INTERVAL_S = 0.02
+# From the boot of a simulated machine to the first step: the start of Python and its imports.
+_WORKERS_START_S = 10.0
 
 
 class SimProvisioner:
@@ -73,11 +75,14 @@ class SimProvisioner:
     @property
     def traits(self) -> Traits:
         """The traits of the cloud, with the simulator's polling interval and notice."""
+        options = self.options
+        boot_s = max(options.boot_s, options.on_demand_boot_s or 0.0)
         return dataclasses.replace(
             self._cloud_provisioner.traits,
             # The real intervals are minutes; the simulator answers at once.
-            observe_interval_s=self.options.observe_s,
-            notice_s=self.options.notice_s,
+            observe_interval_s=options.observe_s,
+            notice_s=options.notice_s,
+            start_time_s=boot_s + _WORKERS_START_S,
             # Its machines are processes of this computer.
             shared_directories="always",
         )

@@ -195,7 +195,8 @@ class Scenario:
     hang_detection: HangDetectionConfig = field(default_factory=HangDetectionConfig)
     timing: RunTiming = field(default_factory=RunTiming)
     time_budget_s: float | None = None
-    cost: CostSpec = field(default_factory=CostSpec)
+    # Not part of the hash: it has a dictionary.
+    cost: CostSpec = field(default_factory=CostSpec, hash=False)
     """Its deadline is virtual time in milliseconds: the clock of the bucket is exact, and shows
     1970-01-01 at the start."""
     cost_limits: CostBounds | None = None

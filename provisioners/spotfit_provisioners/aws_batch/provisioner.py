@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
+from msgspec import structs
+
 from spotfit.core.clock import Clock
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.host import log, system
@@ -388,7 +390,8 @@ class AwsBatchProvisioner:
 
 
 def _refused(waiting: tuple[NodeStatus, ...], reason: str, *, refusal: str) -> GroupStatus:
-    nodes = tuple(NodeStatus(state=NodeState.REFUSED, reason=reason) for _ in waiting)
+    # With the times of an attempt that has ended: it was billed.
+    nodes = tuple(structs.replace(one, state=NodeState.REFUSED, reason=reason) for one in waiting)
     return GroupStatus(nodes=nodes, refusal=refusal)
 
 

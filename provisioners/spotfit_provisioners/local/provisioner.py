@@ -39,6 +39,8 @@ _NOTICE_SOURCES = ("file", "signal")
 _OBSERVE_INTERVAL_S = 0.1  # observing a group takes less than a millisecond
 # The connection of a killed process closes before the process is seen as ended.
 _STATUS_LAG_S = 1.0
+# Without a waiting machine: the start of Python and its imports, on a busy computer.
+_START_TIME_S = 10.0
 
 
 class LocalProvisioner:
@@ -65,6 +67,7 @@ class LocalProvisioner:
         # `spot` stays True: tests simulate preemptions on this backend.
         return Traits(
             notice_s=self.options.notice_s,
+            start_time_s=_START_TIME_S,
             observe_interval_s=_OBSERVE_INTERVAL_S,
             status_lag_s=_STATUS_LAG_S,
             read_lag_s=0.0,

@@ -13,8 +13,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.units import format_seconds
 from spotfit.host import log
 from spotfit.model.offer import Market, Offer
-from spotfit.model.spec import CostSpec
-from spotfit.policy.machine_choice import LOOK_S
+from spotfit.model.spec import CostSpec, RunTiming
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 
@@ -45,6 +44,8 @@ class CostLimits:
     """Time from a request for machines to the first step."""
     lifetime_s: float
     """Expected lifetime of spot machines, all together."""
+    decision_interval_s: float
+    """Longest time until the leader decides again."""
 
     @property
     def is_set(self) -> bool:
@@ -55,7 +56,7 @@ class CostLimits:
     @property
     def changeover_s(self) -> float:
         """Time from a loss of machines to progress on others, including decisions."""
-        return self.start_time_s + 2 * LOOK_S
+        return self.start_time_s + 2 * self.decision_interval_s
 
 
 def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
@@ -74,7 +75,14 @@ def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
         training_time_s=run.training_time_s,
         start_time_s=traits.start_time_s,
         lifetime_s=traits.mean_lifetime_s,
+        decision_interval_s=decision_interval_s(traits),
     )
+
+
+def decision_interval_s(traits: Traits) -> float:
+    """Return the longest time until the leader decides again which machines the run is to have."""
+    # Machines on this computer start within seconds; a decision costs no request.
+    return 1.0 if traits.is_nearby else RunTiming().decision_interval_s
 
 
 def check_limits(

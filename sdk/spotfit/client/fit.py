@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.client.console import format_event
+from spotfit.client.cost_limits import decision_interval_s
 from spotfit.client.keyring import RunKeyring, open_authenticated
 from spotfit.client.offer_query import OfferQuery
 from spotfit.client.request import (
@@ -406,8 +407,7 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
 
     Every poll of an object store is a billed request, and cloud APIs limit the request rate.
     """
-    # Only backends without a cloud API, such as `local`, declare an interval below one second.
-    nearby = traits.observe_interval_s < 1.0
+    nearby = traits.is_nearby
     poll_s = 0.02 if is_local_path(store.url) else 0.2 if nearby else 1.0
     return RunTiming(
         observe_interval_s=traits.observe_interval_s,
@@ -415,6 +415,7 @@ def _choose_timings(store: Store, traits: Traits) -> RunTiming:
         rejoin_timeout_s=2.0 if nearby else 5.0,
         heartbeat_timeout_s=6.0 if nearby else 10.0,
         validator_wait_timeout_s=30.0 if nearby else 300.0,
+        decision_interval_s=decision_interval_s(traits),
     )
 
 

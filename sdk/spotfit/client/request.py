@@ -48,7 +48,7 @@ from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
 from spotfit.model.config import DataConfig, FailureConfig, ScalingConfig
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.model.offer import Offer
+from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import (
     CostSpec,
     FailureLimits,
@@ -61,6 +61,7 @@ from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.model.view import JournalView
 from spotfit.provision.api import Provisioner, open_client, prewarm
+from spotfit.provision.combined import NAME as COMBINED_NAME
 from spotfit.provision.offers import OfferListing
 from spotfit.provision.profile import (
     non_default_options,
@@ -102,15 +103,31 @@ class FitRequest:
         `spotfit.toml`, which is read. Raises `ConfigError` for invalid values or an unknown
         provisioner.
         """
+        if isinstance(self.provisioner, (list, tuple)):
+            return self._combine_provisioners(self.provisioner)
         name, options = self.select_provisioner()
         return name, resolve_options(name, options)
+
+    def _combine_provisioners(self, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+        errors = ErrorCollector()
+        requests = [dataclasses.replace(self, provisioner=value) for value in values]
+        backends = [errors.check(request.resolve_provisioner) for request in requests]
+        if not backends:
+            text = "provisioner=[] has no backend."
+            errors.add(ConfigError(text, do="Pass a name, or several in a list."))
+        errors.raise_all()
+        if len(backends) == 1:
+            name, options = backends[0]
+            return name, options
+        # Plain lists: the options are stored as JSON, and compared with those of the next fit.
+        return COMBINED_NAME, {"backends": [list(one) for one in backends]}
 
     def select_provisioner(self) -> tuple[str, dict[str, Any]]:
         """Return name and explicit options of the trainer's `provisioner` or of its default.
 
         A string may contain options as a query: 'local?nodes=2'. Of an options object, only fields
-        with non-default values are returned. The name is not looked up. Raises `ConfigError` for a
-        value that is neither.
+        with non-default values are returned. The name is not looked up. Not for a list of
+        provisioners. Raises `ConfigError` for a value that is neither.
         """
         value = default_provisioner() if self.provisioner is None else self.provisioner
         if isinstance(value, str):
@@ -485,12 +502,15 @@ def _check_cost_limits(request: FitRequest, provisioner: Provisioner, storage: S
     """
     # Without limits no other clock is needed.
     limits = read_limits(request.run, provisioner.traits, system.wall_ms())
-    if not limits.is_set:
+    is_combined = provisioner.name == COMBINED_NAME
+    if not limits.is_set and not is_combined:
         return CostSpec()
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
     limits = read_limits(request.run, provisioner.traits, now_ms)
     listing = query_offers(provisioner, largest_group(request))
     plans, listing = _plan_offers(request, provisioner, listing)
+    if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
+        return CostSpec()  # without prices the backends are tried in their order
     checks = ErrorCollector()
     for error in check_limits(limits, plans, listing, backend=provisioner.name):
         checks.add(error)

@@ -46,7 +46,8 @@ class DataParallelTrainer:
 
     `train_loop_per_worker` takes `train_loop_config` as its argument, or no argument.
     `provisioner` selects the backend that provides machines: a name, a string such as
-    'local?nodes=2', or an options object. The default is SPOTFIT_PROVISIONER, else the profile in
+    'local?nodes=2', or an options object; a list of them combines several backends, of which the
+    cheapest machines are chosen. The default is SPOTFIT_PROVISIONER, else the profile in
     spotfit.toml, else 'local' (this machine).
     Raises `ConfigError` or `ConfigErrors` for invalid arguments.
     """
@@ -64,7 +65,7 @@ class DataParallelTrainer:
         resume_from_checkpoint: Any = None,
         metadata: dict[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
-        provisioner: str | ProvisionerOptions | None = None,
+        provisioner: str | ProvisionerOptions | list[str | ProvisionerOptions] | None = None,
     ) -> None:
         reject_deprecated_arguments(
             type(self).__name__,
@@ -258,7 +259,7 @@ class TorchTrainer(DataParallelTrainer):
         validation_config: ValidationConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Any = None,
-        provisioner: str | ProvisionerOptions | None = None,
+        provisioner: str | ProvisionerOptions | list[str | ProvisionerOptions] | None = None,
     ) -> None:
         torch_config = check_config_type(
             "torch_config", torch_config, TorchConfig, module="spotfit.torch"

@@ -82,9 +82,9 @@ class HeadlessLeader:
         """Read the journal, claim the leadership if it is due, and act while leading.
 
         Returns the time of the next call, in seconds of the same clock as `now`, or None once the
-        run has ended and its machines are released. An earlier call is harmless. Blocks during
-        calls of the bucket and the cloud. Raises `StoreError`, after which it may be called again,
-        and `JournalError`.
+        run has ended, its machines are released, and the settler waits for nothing. An earlier call
+        is harmless. Blocks during calls of the bucket and the cloud. Raises `StoreError`, after
+        which it may be called again, and `JournalError`.
         """
         self._journal_writer.request_read()
         self._journal_writer.advance(now)

@@ -7,8 +7,8 @@ the times that the backend reports. While a fit is active its leader does so (`c
     state of a released group | event                                   | next
     --------------------------|-----------------------------------------|------------------------
     ending                    | the backend reports an end              | `MachinesObserved`
-    ending                    | the backend cannot be opened            | not observed any more
-    ending                    | `WAIT_S` without an end                 | not observed any more
+    ending                    | the backend cannot be opened            | not observed again
+    ending                    | `WAIT_S` without an end                 | not observed again
 """
 
 from __future__ import annotations

@@ -242,11 +242,13 @@ class Reconciler:
 
     def _ending_groups(self) -> dict[Token, GroupHandle]:
         """The handles of released groups of this fit, of which the end is not recorded."""
-        usage = self._journal_writer.view.usage
+        usage, now_ms = self._journal_writer.view.usage, self._journal_writer.ledger.wall_ms()
         return {
             token: group.handle
             for token, group in usage.ending_groups.items()
-            if group.handle is not None and group.fit_count == usage.fit_count
+            if group.handle is not None
+            and group.fit_count == usage.fit_count
+            and now_ms <= (group.release_limit_ms or 0)
         }
 
     def _observe_group(self, token: Token, handle: GroupHandle, now: float) -> bool:
@@ -399,7 +401,7 @@ class Reconciler:
         if spec.time_budget_s is not None:
             left_s = spec.time_budget_s - self._journal_writer.elapsed_s(now)
             time_limit_s = math.ceil(max(0.0, left_s) + BACKEND_TIME_LIMIT_MARGIN_S)
-        resources = spec.resources_per_worker
+        resources, offer = spec.resources_per_worker, machine_request.offer
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources
         request = replace(
@@ -407,9 +409,9 @@ class Reconciler:
             total_workers=1 if machine_request.role == "validate" else spec.max_workers,
             resources_per_worker=resources,
             role=machine_request.role,
-            network=network_in_use(self._journal_writer.view),
+            network=network_in_use(self._journal_writer.view) if offer is None else offer.network,
             refused_networks=self._journal_writer.view.refused_networks,
-            offer=machine_request.offer,
+            offer=offer,
             time_limit_s=time_limit_s,
         )
         # `plan` calls no cloud API, so it may precede the entry; `submit` must not.

@@ -27,7 +27,11 @@ def encode(value: Any) -> bytes:
     Raises `TypeError` for a type that msgspec cannot encode. NaN and infinities become null: encode
     metrics with `model.reporting.metrics_to_json` first.
     """
-    return _encoder.encode(value)
+    try:
+        return _encoder.encode(value)
+    except TypeError:
+        # It sorts str keys only.
+        return _encoder.encode(msgspec.to_builtins(value, str_keys=True))
 
 
 def decoder(struct_type: type[StructT]) -> msgspec.json.Decoder[StructT]:

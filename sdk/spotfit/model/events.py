@@ -453,7 +453,8 @@ JournalEvent = (
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One journal entry.
 
-    `written_at_ms` is displayed to users only: no decision depends on another machine's clock.
+    `written_at_ms` is displayed, and the bill is computed from it (`model.usage`). No decision on
+    agents or machines depends on another machine's clock.
     """
 
     run_id: RunId

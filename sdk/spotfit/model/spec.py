@@ -75,6 +75,9 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Interval at which processes without a connection to the leader read the journal."""
     validator_wait_timeout_s: float = 300.0
     """Time a validation waits for its own machine before it may run beside the workers."""
+    # Deadlines keep slack for it, while starts of machines take minutes.
+    decision_interval_s: float = 30.0
+    """Longest time until the leader of a run that chooses its offers decides again."""
     # Prices of spot machines change a few times a day.
     price_interval_s: float = 900.0
     """Interval at which the leader of a run that chooses its offers asks for prices."""
@@ -135,7 +138,8 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend could rent when the fit was started; empty if it was not asked. Later prices
     are in the journal."""
     machines: dict[str, int] = {}
-    """How many machines all workers need, by the name of the offer."""
+    """How many machines all workers need, by the name of each offer that the leader may choose;
+    empty if the backend chooses."""
     deadline_ms: int | None = None
     """When the training is to be finished, by the clock of the storage in milliseconds since 1970;
     None for no deadline."""
@@ -152,8 +156,7 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chooses_offers(self) -> bool:
         """Whether the leader chooses the offer of each request; else the backend chooses."""
-        is_limited = self.deadline_ms is not None or self.budget_usd is not None
-        return bool(self.offers) and (is_limited or self.uses_on_demand)
+        return bool(self.machines)
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ from spotfit.model.spec import RunSpec
 RELEASE_LIMIT_S = 120.0
 """The longest time that a machine is billed after its release, if no process observes its end."""
 
+_RELEASE_LIMIT_MS = round(RELEASE_LIMIT_S * 1000)
+
 ATTEMPT_TOLERANCE_MS = 1000
 """A reported start that is later than the recorded one by less is of the same attempt."""
 
@@ -151,6 +153,11 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     released_ms: int | None = None
     machines: tuple[MachineUse, ...]
     """By node."""
+
+    @property
+    def release_limit_ms(self) -> int | None:
+        """Until when its machines are billed at most; None before its release."""
+        return None if self.released_ms is None else self.released_ms + _RELEASE_LIMIT_MS
 
     @property
     def billable_nodes(self) -> list[int]:
@@ -358,17 +365,12 @@ def _without_expired(usage: Usage, at_ms: int) -> Usage:
     expired = {
         token: limit_ms
         for token, one in usage.ending_groups.items()
-        if (limit_ms := _release_limit_ms(one)) is not None and limit_ms <= at_ms
+        if (limit_ms := one.release_limit_ms) is not None and limit_ms <= at_ms
     }
     for token, limit_ms in expired.items():
         for node in usage.groups[token].billable_nodes:
             usage = _end_attempt(usage, token, node, (0, limit_ms))
     return _without_groups(usage, expired)
-
-
-def _release_limit_ms(group: GroupUsage) -> int | None:
-    """Until when machines of a released group are billed at most; None before the release."""
-    return None if group.released_ms is None else group.released_ms + round(RELEASE_LIMIT_S * 1000)
 
 
 # --- Starts and ends ------------------------------------------------------------------------------
@@ -575,11 +577,20 @@ def _end_round(usage: Usage, at_ms: int, *, is_saved: bool) -> Usage:
     usage = _with_uses(usage, proven)
     unsaved_ms = 0
     if ended.started_ms is not None:
-        usage = _idle(usage, ended.nodes, at_ms)
-        unsaved_ms = max(0, at_ms - max(ended.started_ms, ended.saved_ms)) * len(ended.nodes)
+        # Without one of its machines a round trains nothing, until a leader has noticed the loss.
+        stopped_ms = min([at_ms, *_end_times_ms(usage, ended.nodes)])
+        usage = _idle(usage, ended.nodes, stopped_ms)
+        unsaved_ms = max(0, stopped_ms - max(ended.started_ms, ended.saved_ms)) * len(ended.nodes)
     return replace(
         usage, round=None, unsaved_ms=0 if is_saved else unsaved_ms, unsaved_round=ended.number
     )
+
+
+def _end_times_ms(usage: Usage, nodes: Iterable[Node]) -> Iterator[int]:
+    """The latest possible ends of the machines that have ended."""
+    for _, use in _running(usage, nodes):
+        if use.ended_ms is not None:
+            yield use.ended_ms[1]
 
 
 def _repeat_unsaved(usage: Usage) -> Usage:
@@ -650,8 +661,10 @@ def _with_offers(usage: Usage, offers: Iterable[Offer], at_ms: int) -> Usage:
         on_demand_usd = on_demand.get(_place_of(offer))
         if steps and (steps[-1].usd, steps[-1].on_demand_usd) == (usd, on_demand_usd):
             continue
-        # Not before the previous one: the clocks of two authors may differ a little.
-        from_ms = max(at_ms, steps[-1].from_ms) if steps else at_ms
+        # Not before the previous one: the clocks of two authors may differ a little. The first
+        # price is used at all times before the second one, and its author may have a wrong clock:
+        # a client has not measured the clock of the storage when it starts the fit.
+        from_ms = max(at_ms, steps[-1].from_ms) if len(steps) > 1 else at_ms
         step = PriceStep(from_ms=from_ms, usd=usd, max_usd=usd, on_demand_usd=on_demand_usd)
         prices[name] = (*steps, step)
     return _without_old_prices(replace(usage, offers=known, prices=prices))
@@ -795,7 +808,7 @@ def bill_of(view: BilledRun, now_ms: int) -> Bill:
     totals, boot_ms, idle_ms = dict(usage.totals), usage.boot_ms, usage.idle_ms
     is_final = usage.is_over
     for token, group in usage.groups.items():
-        limit_ms = _release_limit_ms(group)
+        limit_ms = group.release_limit_ms
         is_final = is_final and limit_ms is not None and now_ms >= limit_ms
         for node in group.billable_nodes:
             use = group.machines[node]

@@ -194,12 +194,12 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
     if choice.standing_offer:
         wanted.setdefault(choice.standing_offer, view.spec.max_workers)
     missing = {
-        offer: workers - _slots_of_offer(view, state, offer) for offer, workers in wanted.items()
+        offer: workers - slots_of_offer(view, state, offer) for offer, workers in wanted.items()
     }
     return [(offer, workers) for offer, workers in missing.items() if workers > 0]
 
 
-def _slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
+def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
     """Worker slots of all machines of that offer that stay, connected or pending."""
     tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
     leaving = {
@@ -232,9 +232,7 @@ def is_of_other_offer(view: View, token: Token) -> bool:
 
 def is_unwanted(view: View, token: Token) -> bool:
     """Whether the group is of an offer that is neither chosen nor a standing request."""
-    choice, request = view.market.choice, view.market.requests.get(token)
-    is_standing = choice and request and request.offer == choice.standing_offer
-    return is_of_other_offer(view, token) and not is_standing
+    return is_of_other_offer(view, token) and not _is_standing_request(view, token)
 
 
 def offer_request_due_s(view: View, offer: str) -> float:
@@ -277,6 +275,28 @@ def network_in_use(view: View) -> str:
     return next(filter(None, networks), "")
 
 
+def occupied_network(view: View, state: LeaderState) -> str:
+    """Return the network in which machines run; '' if none run, or it has no name.
+
+    Unlike `network_in_use`, requests that wait do not count: others may be granted before.
+    """
+    networks = (
+        group.handle.network
+        for token, group in view.groups.items()
+        if group.handle is not None and group.active_nodes and has_machines(state, token)
+    )
+    return next(filter(None, networks), "")
+
+
+def has_machines(state: LeaderState, token: Token) -> bool:
+    """Whether an agent of the group is connected, or the backend reports a machine as running."""
+    status = state.group_statuses.get(token)
+    is_running = status is not None and any(
+        node.state is NodeState.RUNNING for node in status.nodes
+    )
+    return is_running or any(one.member.token == token for one in state.members.values())
+
+
 def _is_requeued(state: LeaderState, token: Token, node: int) -> bool:
     """Whether the backend restarts the machine when it is lost, as far as its reports say."""
     status = find_node_status(state.group_statuses, token, node)
@@ -305,26 +325,41 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
         and group.handle is not None
         and group.active_nodes
         and token not in connected
+        and not _is_standing_request(view, token)
     ]
 
 
-def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
-    """Granted groups of offers that are not wanted, once all workers have machines of others.
+def _is_standing_request(view: View, token: Token) -> bool:
+    """Whether the group is requested so that the run can move to its offer."""
+    choice, request = view.market.choice, view.market.requests.get(token)
+    if choice is None or request is None or not choice.standing_offer:
+        return False
+    return request.offer == choice.standing_offer
 
-    None of their agents is connected. Before, a request that waits is kept: it costs nothing.
+
+def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
+    """Granted groups that are not wanted, and of which no agent is connected.
+
+    Those of other offers once all workers have machines; before, a request that waits is kept: it
+    costs nothing. Those of other networks once machines run in one: they could not connect.
     """
-    if state.is_headless or not _is_complete(view, state):
+    if view.market.choice is None:
         return []
     connected = {status.member.token for status in state.members.values()}
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
+    is_complete = not state.is_headless and _is_complete(view, state)
+    network = occupied_network(view, state)
     return [
         token
         for token in view.market.requests
-        if is_unwanted(view, token)
-        and (group := view.groups.get(token)) is not None
+        if (group := view.groups.get(token)) is not None
         and group.handle is not None
         and group.active_nodes
         and token not in connected | assigned
+        and (
+            (is_complete and is_unwanted(view, token))
+            or (network and group.handle.network not in ("", network))
+        )
     ]
 
 

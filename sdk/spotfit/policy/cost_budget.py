@@ -20,8 +20,6 @@ from spotfit.policy.training_time import start_time_s
 
 # Time for the next step, its snapshot and its upload, if no save was measured yet.
 SAVE_S = 120.0
-# Longest time until the next decision.
-_LOOK_S = 30.0
 
 
 def end_of_budget(
@@ -37,7 +35,8 @@ def end_of_budget(
         return None
     left_s = budget_left_s(view, state)
     if left_s > 0:
-        return Wait(now + min(left_s, _LOOK_S), "the budget of the run")
+        interval_s = view.spec.timing.decision_interval_s
+        return Wait(now + min(left_s, interval_s), "the budget of the run")
     if view.pending_fit_end is not None:
         return view.pending_fit_end
     spent_usd = _spent_usd(view, state)

@@ -24,19 +24,21 @@ from typing import NamedTuple
 
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
-from spotfit.model.group import NodeState
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, offer_choice
-from spotfit.policy.capacity import missing_by_offer, network_in_use, offer_request_due_s
+from spotfit.policy.capacity import (
+    has_machines,
+    occupied_network,
+    offer_request_due_s,
+    slots_of_offer,
+)
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
 from spotfit.policy.training_time import changeover_s, start_time_s, work_left_s
 
-# The longest time until the next decision, with a leader; a new one is elected within the lease.
-LOOK_S = 30.0
 # Clocks of storage services and the rounding of their time stamps to seconds.
 _CLOCK_MARGIN_S = 5.0
 
@@ -52,12 +54,12 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     `now` is the leader's `Clock.now()` in seconds; `state.elapsed_s` and `state.wall_ms` are of the
     same moment.
     """
-    candidates = _candidates(view, state)
+    candidates = _candidates(view, state, now)
     if not candidates:
         return None
-    if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
-        return view.market.choice  # the storage's clock is not measured yet
-    running = _running_offer(view, state, candidates)
+    if not _is_informed(view, state):
+        return view.market.choice
+    running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
     standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
@@ -65,6 +67,22 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     if chosen.offer is not None:
         workers[candidates[chosen.offer].offer.name] = view.spec.max_workers
     return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
+
+
+def _is_informed(view: View, state: LeaderState) -> bool:
+    """Whether this leader knows the storage's clock, its own agent, and the state of every group.
+
+    A new leader would take machines that run for missing ones.
+    """
+    if view.market.choice is not None and not state.is_headless and not state.members:
+        return False
+    if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
+        return False
+    return all(
+        token in state.group_statuses
+        for token, group in view.groups.items()
+        if group.role == "train" and group.handle is not None and group.active_nodes
+    )
 
 
 def deadline_state(view: View, state: LeaderState, now: float) -> DeadlineState | None:
@@ -82,18 +100,19 @@ def deadline_state(view: View, state: LeaderState, now: float) -> DeadlineState 
 
 
 def _look_s(view: View) -> float:
-    return LOOK_S + view.spec.timing.lease_timeout_s
+    # Without a leader, a new one is elected within the lease.
+    return view.spec.timing.decision_interval_s + view.spec.timing.lease_timeout_s
 
 
 # --- What is known about the offers ---------------------------------------------------------------
 
 
-def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
+def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
     """The offers that may be chosen, those of the network of the machines that run."""
     cost = view.spec.cost
     if not cost.chooses_offers:
         return []
-    network = network_in_use(view)
+    network = occupied_network(view, state)
     possible = [
         offer
         for offer in current_offers(view)
@@ -103,7 +122,7 @@ def _candidates(view: View, state: LeaderState) -> list[_Candidate]:
         and (not network or offer.network in ("", network))
         and (_tokens_of(view, offer.name) or cost_budget.affords(view, state, offer))
     ]
-    refused = {offer.name: _refused_s(view, state, offer) for offer in possible}
+    refused = {offer.name: _refused_s(view, state, offer, now) for offer in possible}
     on_demand = [one.name for one in possible if one.market is Market.ON_DEMAND]
     # Without another way to keep the deadline, refused on-demand machines are requested again.
     if all(refused[name] is not None for name in on_demand):
@@ -131,26 +150,29 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
     )
 
 
-def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
+def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> float | None:
     """How long its machines have been refused; None if they run or would be granted."""
     tokens = _tokens_of(view, offer.name)
-    if any(_has_machines(state, token) for token in tokens):
+    if any(has_machines(state, token) for token in tokens):
         return None
     record = view.market.record_of(offer.name)
     waiting_s = [
         state.elapsed_s - view.market.requests[token].planned_s
         for token in tokens
-        if _is_refused(view, state, token)
+        if _is_refused(view, state, token, now)
     ]
     if record.refused_since_s is not None:
         waiting_s.append(state.elapsed_s - record.refused_since_s)
     return max(waiting_s, default=None)
 
 
-def _is_refused(view: View, state: LeaderState, token: Token) -> bool:
+def _is_refused(view: View, state: LeaderState, token: Token, now: float) -> bool:
     """Whether a request that waits at the backend counts as refused."""
     request, status = view.market.requests[token], state.group_statuses.get(token)
     waited_s = state.elapsed_s - request.planned_s
+    if status is None:
+        # A new leader has not observed the machines yet: they may run since long ago.
+        waited_s = min(waited_s, now - state.leading_since)
     has_reason = bool(status and status.refusal) or request.waiting_since_s is not None
     return has_reason or waited_s > start_time_s(view)
 
@@ -163,37 +185,35 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
     ]
 
 
-def _has_machines(state: LeaderState, token: Token) -> bool:
-    status = state.group_statuses.get(token)
-    has_members = any(one.member.token == token for one in state.members.values())
-    is_running = status is not None and any(
-        node.state is NodeState.RUNNING for node in status.nodes
-    )
-    return has_members or is_running
+def _running_offer(
+    view: View, state: LeaderState, candidates: Sequence[_Candidate], now: float
+) -> int | None:
+    """The offer whose machines train, else one whose machines are complete: the chosen one first.
 
+    After the loss of a machine the choice is made again, as for a run without machines. Machines
+    that start count for the chosen offer only, and not if they are on-demand: they train nothing,
+    so that spot machines may only take their place with the slack of a run without machines.
 
-def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
-    """The offer whose machines train, else the chosen one whose machines all start.
-
-    After the loss of a machine the choice is made again, as for a run without machines. On-demand
-    machines that start do not count: they train nothing, so that spot machines may only take their
-    place with the slack of a run without machines.
+    Connected machines count whatever is chosen. Otherwise a choice would be made from other facts
+    than the next one, and could be changed back and forth.
     """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
     trained = view.market.round.tokens if view.market.round is not None else ()
     offers = [requests[token].offer for token in trained if token in requests]
-    missing = dict(missing_by_offer(view, state))
-    for name in choice.workers if choice is not None else ():
-        if name in missing:
+    chosen = () if choice is None else tuple(choice.workers)
+    on_demand = {one.offer.name for one in candidates if one.offer.market is Market.ON_DEMAND}
+    if on_demand.intersection(chosen):
+        # Spot machines that still train while on-demand ones start: the slack no longer suffices
+        # for their loss, so that they are not chosen because they run.
+        offers = [name for name in offers if name in on_demand]
+    for name in dict.fromkeys([*chosen, *names]):
+        if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)
-        is_on_demand = any(
-            one.offer.name == name and one.offer.market is Market.ON_DEMAND for one in candidates
-        )
         is_connected = any(one.member.token in tokens for one in state.members.values())
-        is_starting = any(not _is_refused(view, state, one) for one in tokens)
-        if is_connected or (is_starting and not is_on_demand):
+        is_starting = any(not _is_refused(view, state, one, now) for one in tokens)
+        if is_connected or (is_starting and name in chosen and name not in on_demand):
             offers.append(name)
     return next((names.index(name) for name in offers if name in names), None)
 

@@ -320,7 +320,8 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
         chosen.standing_offer,
     ):
         yield AppendEvent(chosen)
-    yield Wait(now + machine_choice.LOOK_S, f"the choice of machines: {chosen.reason}")
+    interval_s = view.spec.timing.decision_interval_s
+    yield Wait(now + interval_s, f"the choice of machines: {chosen.reason}")
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -689,7 +690,26 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     requeueable = staying_members(view, state)
     if sum(status.member.slots for status in requeueable) >= view.spec.max_workers:
         members = requeueable
+    elif (rejoin := _wait_for_chosen_machines(view, state, now)) is not None:
+        return rejoin
     return _form_round(view, members)
+
+
+def _wait_for_chosen_machines(view: View, state: LeaderState, now: float) -> Wait | None:
+    """A `Wait` for the machines of the chosen offer, after a move to them that changed the leader.
+
+    A round with some of the others would be interrupted once more. None after the time that agents
+    take to connect to a new leader.
+    """
+    until = max(state.phase.since, state.leading_since) + view.spec.timing.rejoin_timeout_s
+    choice, members = view.market.choice, usable_members(view, state)
+    is_moving = any(capacity.is_of_other_offer(view, one.member.token) for one in members)
+    if choice is None or not is_moving or now >= until:
+        return None
+    chosen = sum(capacity.slots_of_offer(view, state, name) for name in choice.workers)
+    if chosen < view.spec.max_workers:
+        return None
+    return Wait(until, f"machines of {', '.join(choice.workers)} connect to the leader")
 
 
 def _form_round(view: View, members: Sequence[MemberStatus]) -> Round:

@@ -89,6 +89,12 @@ class Traits:
     """Python and package versions on its machines, as far as known in advance. `fit()` raises if a
     function pickled by the caller could not be loaded there."""
 
+    @property
+    def is_nearby(self) -> bool:
+        """Whether its machines are on this computer: runs may use short intervals."""
+        # Only backends without a cloud API, such as `local`, declare an interval below one second.
+        return self.observe_interval_s < 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

@@ -17,7 +17,7 @@ from spotfit.model.events import (
     MachinesObserved,
     MachineTimes,
 )
-from spotfit.model.group import NodeState, NodeStatus
+from spotfit.model.group import GroupHandle, NodeState, NodeStatus
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec
 from spotfit.store.local import MemoryStore
@@ -40,14 +40,15 @@ class EndHarness:
         self.ledger = Ledger(MemoryStore(), RUN_ID, an_agent_id(0))
         plan = self.cloud.plan(a_request(workers=1))
         handle = self.cloud.submit(plan, LAUNCH)
+        assert isinstance(handle, GroupHandle)
         self.cloud.groups[TOKEN] = [RUNNING]
-        times = {TOKEN: (MachineTimes(node=0, started_ms=(100, 100)),)}
+        start = MachineTimes(node=0, started_ms=(100, 100))
         for event in (
             FitStarted(spec=a_spec(cost=CostSpec(offers=offers))),
             GroupPlanned(request=a_request(workers=1), plan=plan),
             GroupSubmitted(token=TOKEN, handle=handle),
             FitEnded(outcome="finished"),
-            GroupsReleased(token=TOKEN, times=times),
+            GroupsReleased(token=TOKEN, times={TOKEN: (start,)}),
         ):
             self.ledger.append(event, after=self.ledger.journal_view)
         self.ledger.set_entry_listener(lambda _slot, _body, entry: self.events.append(entry.event))
@@ -70,7 +71,7 @@ def test_the_end_is_recorded_once_the_backend_reports_it() -> None:
     assert harness.events == []
     harness.cloud.groups[TOKEN] = [GONE]
     harness.recorder.observe(0.5)
-    assert harness.events == [], "the backend is asked once a second"
+    assert harness.events == [], "the backend is observed once a second"
     assert harness.recorder.wake_at(0.5) == 1.0
     harness.recorder.observe(1.0)
     assert harness.events == [ENDED]

@@ -24,7 +24,13 @@ from spotfit.model.events import (
     MachineTimes,
     NodeLost,
 )
-from spotfit.model.group import GroupStatus, NodeState, NodeStatus, missing_group_status
+from spotfit.model.group import (
+    GroupHandle,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+    missing_group_status,
+)
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.usage import GroupUsage, MachineUse, Usage
 from spotfit.provision.api import Traits
@@ -58,6 +64,7 @@ class LeaderHarness:
         if store is None:
             plan = self.cloud.plan(a_request())
             handle = self.cloud.submit(plan, LAUNCH)
+            assert isinstance(handle, GroupHandle)
             for event in (
                 FitStarted(spec=a_spec()),
                 LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address="a0:1"),

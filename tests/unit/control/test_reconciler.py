@@ -515,7 +515,8 @@ def test_released_groups_are_observed_until_their_end_is_recorded() -> None:
     harness = two_groups(SynchronousCalls())
     unbilled = MachineTimes(node=0, is_unbilled=True)
     harness.write(
-        GroupsReleased(token=TOKEN), GroupsReleased(token=Token("t-2"), times={"t-2": (unbilled,)})
+        GroupsReleased(token=TOKEN),
+        GroupsReleased(token=Token("t-2"), times={Token("t-2"): (unbilled,)}),
     )
     harness.leader.observe(0.0, every_s=10.0)
     assert harness.cloud.observed_tokens == [TOKEN]

@@ -26,6 +26,11 @@ def test_equal_values_have_equal_bytes() -> None:
     assert encode(frozenset({"z", "a", "m"})) == encode(frozenset({"m", "z", "a"}))
 
 
+def test_numbers_may_be_keys() -> None:
+    assert encode({2: "b", 10: "a"}) == encode({10: "a", 2: "b"})
+    assert decoder(dict[int, str]).decode(encode({2: "b"})) == {2: "b"}
+
+
 def test_unknown_fields_are_ignored() -> None:
     assert decoder(Before).decode(encode(After("x", 7))) == Before("x")
 

@@ -8,7 +8,15 @@ from spotfit.ledger import journal, keys
 from spotfit.ledger.journal import CachedView
 from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.store.local import MemoryStore
-from spotfit.testing.builders import a_committed_checkpoint, a_notice, a_round, a_view, an_agent_id
+from spotfit.testing.builders import (
+    TOKEN,
+    a_committed_checkpoint,
+    a_group,
+    a_notice,
+    a_round,
+    a_view,
+    an_agent_id,
+)
 
 RICH = a_view(
     next_slot=journal.VIEW_CACHE_INTERVAL,
@@ -20,6 +28,7 @@ RICH = a_view(
     lost_agents=frozenset({an_agent_id(2)}),
     checkpoints=(a_committed_checkpoint(metrics={"nested": {"loss": [1.5, None, "x"]}}),),
     dropped_checkpoints=("c0",),
+    groups={TOKEN: a_group(lost_agent_by_restarted_node={1: an_agent_id(1)})},
 )
 CACHED = CachedView(view=RICH, previous="1" * 64)
 

@@ -130,7 +130,7 @@ def test_times_of_the_provider_are_billed_exactly() -> None:
     run.add(200, released(ended_ms=exactly(150)), FitEnded(outcome="finished"))
     bill = run.bill(1000)
     assert run.bounds() == (100.0, 100.0)
-    assert (bill.usd, bill.max_usd) == pytest.approx((0.1, 0.1))
+    assert bill.usd == bill.max_usd == pytest.approx(0.1)
     assert bill.is_final
 
 
@@ -209,7 +209,7 @@ def test_a_second_record_of_the_same_end_is_ignored() -> None:
     assert run.bounds() == (42.0, 42.0)
 
 
-def test_a_machine_that_was_never_observed_may_have_run_until_its_release() -> None:
+def test_a_machine_that_no_process_has_observed_may_have_run_until_its_release() -> None:
     run = Run()
     run.add(50, released(waiting_ms=ms(30)))
     assert run.bounds(60) == (0.0, 30.0)
@@ -289,6 +289,7 @@ def test_a_restart_without_times_counts_the_gap_once_at_most() -> None:
     assert run.bounds() == (40.0, 91.0)
 
 
+def test_attempts_that_no_process_has_seen_are_in_the_maximum() -> None:
 def test_unobserved_attempts_are_in_the_maximum() -> None:
     run = Run()
     run.observe(100, started_ms=exactly(80), attempt=3, unseen_until_ms=ms(80))
@@ -367,6 +368,18 @@ def test_a_price_holds_from_its_entry_on() -> None:
     run.add(50, PricesChanged(offers=(an_offer(usd=7.2),)))
     run.add(100, released(ended_ms=exactly(80)))
     assert run.bill(100).usd == pytest.approx((50 * 3.6 + 30 * 7.2) / 3600)
+
+
+def test_a_wrong_clock_of_the_client_does_not_delay_the_changes_of_prices() -> None:
+    """It has not measured the clock of the storage when it starts the fit."""
+    run = Run()
+    run.add(7200, started(an_offer(usd=3.6)))
+    run.request(OTHER, at_s=1)
+    run.observe(2, token=OTHER, started_ms=exactly(0))
+    run.add(50, PricesChanged(offers=(an_offer(usd=7.2),)))
+    run.add(100, PricesChanged(offers=(an_offer(usd=3.6),)))
+    run.observe(200, token=OTHER, ended_ms=exactly(200))
+    assert run.bill(1000).usd == pytest.approx(0.05 + 0.1 + 0.1)
 
 
 def test_an_end_before_a_price_change_is_not_billed_at_the_later_price() -> None:
@@ -479,6 +492,16 @@ def test_work_since_the_last_commit_of_a_round_is_repeated() -> None:
     run.add(80, FitEnded(outcome="failed"))
     end_both(run, 80)
     assert waste(run) == (40.0, 60.0, 0.0)
+
+
+def test_only_work_until_the_loss_is_repeated_if_it_is_noticed_later() -> None:
+    run = two_machines()
+    run.add(50, a_commit(round_age_s=40.0))
+    run.observe(100, ended_ms=exactly(60))
+    run.add(110, RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason=""))
+    run.add(110, FitEnded(outcome="failed"))
+    run.add(110, observed(1, ended_ms=exactly(110)))
+    assert waste(run) == (40.0, 20.0, 50.0)
 
 
 @pytest.mark.parametrize("how", ["replicated", "memory", "committed"])

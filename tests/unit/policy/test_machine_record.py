@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from spotfit.core.ids import Token
-from spotfit.model.events import MachineTimes
+from spotfit.model.events import FitEnded, MachinesObserved, MachineTimes, RoundOpened
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit.model.usage import GroupUsage, MachineUse, Usage
+from spotfit.policy.actions import AppendEvent, ReleaseGroups
 from spotfit.policy.machine_record import (
     ObservedMachine,
     after_status,
@@ -15,7 +18,8 @@ from spotfit.policy.machine_record import (
     seen_in_record,
     unrecorded_times,
 )
-from spotfit.testing.builders import TOKEN
+from spotfit.policy.scheduler import next_action
+from spotfit.testing.builders import TOKEN, a_leader_state, a_round, a_training, a_view
 
 WAITING = NodeStatus(state=NodeState.WAITING)
 RUNNING = NodeStatus(state=NodeState.RUNNING)
@@ -176,3 +180,24 @@ def test_a_release_records_until_when_a_machine_waited() -> None:
     assert release_times(record(), TOKEN, {0: seen}) == (times,)
     assert release_times(record(started_ms=(900, 900)), TOKEN, {0: seen}) == ()
     assert release_times(record(), Token("other"), {0: seen}) == ()
+
+
+# --- the rule of the scheduler --------------------------------------------------------------------
+
+
+def test_observed_times_are_appended_after_a_round_was_opened() -> None:
+    times = {TOKEN: (MachineTimes(node=0, started_ms=(900, 900)),)}
+    state = a_leader_state(unrecorded_times=times)
+    first = next_action(a_view(), state, 0.0)
+    assert isinstance(first, AppendEvent)
+    assert isinstance(first.event, RoundOpened)
+    training = replace(state, phase=a_training(running_ranks=frozenset()))
+    second = next_action(a_view(round=a_round()), training, 0.0)
+    assert second == AppendEvent(MachinesObserved(times=times))
+
+
+def test_the_end_of_a_fit_does_not_wait_for_the_record() -> None:
+    times = {TOKEN: (MachineTimes(node=0, started_ms=(900, 900)),)}
+    state = a_leader_state(unrecorded_times=times, members={}, is_headless=True)
+    view = a_view(fit_end=FitEnded(outcome="finished"))
+    assert next_action(view, state, 100.0) == ReleaseGroups(TOKEN)

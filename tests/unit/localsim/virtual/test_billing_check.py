@@ -1,10 +1,11 @@
-"""The comparison of a journal's machine-hours with the books of the clouds."""
+"""The comparison of the record of machine-hours with the books of the simulated cloud."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from spotfit.core.ids import Token
 from spotfit.model.events import (
     FitStarted,
     GroupPlanned,
@@ -15,104 +16,61 @@ from spotfit.model.events import (
     JournalEvent,
     MachinesObserved,
     MachineTimes,
+    NodeLost,
 )
 from spotfit.model.group import GroupHandle, GroupPlan
-from spotfit.model.spec import RunTiming
 from spotfit.testing.builders import TOKEN, a_request, a_spec, an_entry
-from spotfit_localsim.virtual.billing_check import (
-    Books,
-    GroupBill,
-    bills_by_group,
-    find_billing_error,
-)
-
-T0_MS = 1_000_000_000_000
-OTHER = Token("t-2")
+from spotfit_localsim.virtual.billing_check import Books, find_billing_error
 
 
-def ms(at_s: float) -> int:
-    return T0_MS + round(at_s * 1000)
-
-
-def journal(*events: tuple[float, JournalEvent]) -> list[JournalEntry]:
-    timing = RunTiming(heartbeat_timeout_s=0.0, lease_timeout_s=0.0)
-    started = (0.0, FitStarted(spec=a_spec(timing=timing)))
-    return [an_entry(event, written_at_ms=ms(at_s)) for at_s, event in (started, *events)]
-
-
-def rented(token: Token = TOKEN) -> list[tuple[float, JournalEvent]]:
-    plan = GroupPlan(token=token, provisioner="sim", num_nodes=1, slots_per_node=1)
-    handle = GroupHandle(token=token, provisioner="sim", name="g")
-    return [
-        (0.0, GroupPlanned(request=a_request(token, 1), plan=plan)),
-        (0.0, GroupSubmitted(token=token, handle=handle)),
-    ]
-
-
-def observed(at_s: float, started_s: float, token: Token = TOKEN) -> tuple[float, JournalEvent]:
-    times = MachineTimes(node=0, started_ms=(ms(started_s), ms(started_s)))
-    return at_s, MachinesObserved(times={token: (times,)})
-
-
-def released(at_s: float, first_s: float, last_s: float) -> tuple[float, JournalEvent]:
-    times = MachineTimes(node=0, ended_ms=(ms(first_s), ms(last_s)))
-    return at_s, GroupsReleased(token=TOKEN, times={TOKEN: (times,)})
-
-
-EXACT = journal(*rented(), observed(10, 10), released(60, 50, 50))
-UNCERTAIN = journal(*rented(), observed(10, 10), released(60, 50, 60))
-
-
-def error(entries: list[JournalEntry], billed_s: float, machines: int = 1) -> str | None:
-    return find_billing_error(entries, {TOKEN: Books(billed_s, machines)}, ms(100))
-
-
-def test_the_record_of_a_group_has_the_times_of_its_machines() -> None:
-    assert bills_by_group(EXACT, ms(100)) == {TOKEN: GroupBill(40.0, 40.0, 1)}
-    assert bills_by_group(UNCERTAIN, ms(100)) == {TOKEN: GroupBill(40.0, 50.0, 0)}
-
-
-def test_groups_of_the_same_offer_are_recorded_apart() -> None:
-    entries = journal(
-        *rented(), *rented(OTHER), observed(10, 10), observed(20, 20, OTHER), released(60, 50, 50)
+def journal(*events: JournalEvent) -> list[JournalEntry]:
+    plan = GroupPlan(token=TOKEN, provisioner="sim", num_nodes=2, slots_per_node=1)
+    handle = GroupHandle(token=TOKEN, provisioner="sim", name="g")
+    begin = (
+        FitStarted(spec=a_spec()),
+        GroupPlanned(request=a_request(), plan=plan),
+        GroupSubmitted(token=TOKEN, handle=handle),
     )
-    assert bills_by_group(entries, ms(100))[TOKEN].certain_s == 40.0
+    return [an_entry(event, written_at_ms=1000) for event in (*begin, *events)]
 
 
-def test_groups_that_are_not_released_are_not_compared() -> None:
-    assert error(journal(*rented(), observed(10, 10)), 9999.0) is None
+def times(node: int, **bounds: Any) -> MachineTimes:
+    return MachineTimes(node=node, **bounds)
 
 
-def test_refused_requests_of_a_released_group_are_not_compared() -> None:
-    refused = (70.0, GroupRefused(token=TOKEN, reason="full"))
-    entries = journal(*rented(), (60.0, GroupsReleased(token=TOKEN)), refused)
-    assert bills_by_group(entries, ms(100)) == {}
+def two_machines(end_ms: tuple[int, int]) -> list[JournalEntry]:
+    """Both start at 2 s; one ends at 12 s, the other within `end_ms`."""
+    started = [times(n, started_ms=(2000, 2000)) for n in range(2)]
+    ends = (times(0, ended_ms=(12_000, 12_000)), times(1, ended_ms=end_ms))
+    return journal(
+        MachinesObserved(times={TOKEN: tuple(started)}),
+        NodeLost(token=TOKEN, node=0, agent=None, reason="", times=ends[0]),
+        GroupsReleased(token=TOKEN, times={TOKEN: ends[1:]}),
+    )
 
 
-@pytest.mark.parametrize("billed_s", [39.4, 50.6])
-def test_books_outside_the_record_are_an_error(billed_s: float) -> None:
-    found = error(UNCERTAIN, billed_s)
-    assert found is not None
-    assert "the record of t-1 is 40.000 to 50.000 s" in found
-    assert f"1 machines were billed for {billed_s:.3f} s" in found
+@pytest.mark.parametrize(("billed_s", "is_right"), [(20, True), (18, False), (22, False)])
+def test_books_must_be_within_the_record(billed_s: float, is_right: bool) -> None:
+    error = find_billing_error(two_machines((12_000, 12_000)), {TOKEN: Books(billed_s, 2)}, 99_000)
+    assert (error is None) == is_right
 
 
-@pytest.mark.parametrize("billed_s", [39.6, 45.0, 50.4])
-def test_books_within_the_record_are_right(billed_s: float) -> None:
-    assert error(UNCERTAIN, billed_s) is None
+def test_books_within_wide_bounds_are_right_if_an_end_is_unknown() -> None:
+    books = {TOKEN: Books(18.0, 2)}
+    assert find_billing_error(two_machines((5_000, 15_000)), books, 99_000) is None
 
 
-def test_a_group_without_books_was_not_billed() -> None:
-    found = find_billing_error(EXACT, {}, ms(100))
-    assert found is not None
-    assert "0 machines were billed for 0.000 s" in found
+def test_wide_bounds_are_an_error_if_all_ends_are_known() -> None:
+    of_machine = times(0, started_ms=(2000, 9000), ended_ms=(12_000, 12_000))
+    unbilled = times(1, is_unbilled=True)
+    entries = journal(GroupsReleased(token=TOKEN, times={TOKEN: (of_machine, unbilled)}))
+    error = find_billing_error(entries, {TOKEN: Books(5.0, 1)}, 99_000)
+    assert error is not None
+    assert "although all ends are known" in error
 
 
-def test_a_record_with_all_ends_must_be_exact() -> None:
-    # The end is exact and the start is not.
-    times = MachineTimes(node=0, started_ms=(ms(10), ms(30)))
-    entries = journal(*rented(), (30.0, MachinesObserved(times={TOKEN: (times,)})))
-    entries += journal(released(60, 50, 50))[1:]
-    found = error(entries, 30.0)
-    assert found is not None
-    assert "although all ends are known" in found
+def test_groups_that_were_refused_or_not_released_are_not_compared() -> None:
+    books = {TOKEN: Books(1000.0, 1)}
+    assert find_billing_error(journal(), books, 99_000) is None
+    refused = journal(GroupRefused(token=TOKEN, reason="full"))
+    assert find_billing_error(refused, books, 99_000) is None

@@ -15,6 +15,7 @@ from spotfit.model.topology import Notice
 from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.traces import CapacityTrace
+from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.market import SimMarket, SimMarketConfig, SimOfferConfig
 from spotfit_localsim.virtual.sim_cloud import (
     NonIdempotentProvisioner,
@@ -391,3 +392,23 @@ def test_drop_is_not_announced_by_default() -> None:
     harness.submit()
     assert all(one.notice is None for one in harness.cloud.groups[Token("t1")].instances)
     assert len(harness.cloud.running_instances()) == 1
+
+
+@pytest.mark.parametrize("reports_times", [True, False])
+def test_billing_times_are_reported_with_the_status(reports_times: bool) -> None:
+    harness = CloudHarness(
+        boot_s=(10.0, 10.0), status_lag_s=(2.0, 2.0), reports_times=reports_times
+    )
+    client = SimCloudProvisioner(harness.cloud, harness.market, harness.sim.process(), slots=2)
+    harness.cloud.request(plan_of(client, "t1", 2), LAUNCH)
+    statuses = []
+    for after_s in (5.0, 10.0, 4.0):
+        harness.advance(after_s)
+        statuses.append(harness.cloud.status(Token("t1"), 1).nodes[0])
+        harness.cloud.release(Token("t1")) if after_s == 10.0 else None
+    expected = [(wall_ms(0.0), None)] * 2 + [(wall_ms(0.0), wall_ms(15.05))]
+    times = [(one.started_at_ms, one.ended_at_ms) for one in statuses]
+    assert times == (expected if reports_times else [(None, None)] * 3)
+    billed_s = 15.05 if reports_times else 5.05
+    book = harness.cloud.billed_by_group()[Token("t1")]
+    assert (round(book.billed_s, 3), book.machines) == (billed_s, 1)

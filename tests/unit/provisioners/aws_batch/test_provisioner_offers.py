@@ -153,6 +153,20 @@ def test_on_demand_is_granted_and_kept_while_spot_is_refused(sim: Simulator) -> 
     assert (refused.offer, granted.offer) == (SPOT, ON_DEMAND)
 
 
+def test_refused_restart_keeps_the_times_of_the_attempt_that_was_billed(sim: Simulator) -> None:
+    provisioner = open_provisioner(sim)
+    handle = submit(provisioner, offer=offer_named(provisioner, SPOT))
+    wait_for(provisioner, handle, NodeState.RUNNING)
+    (machine,) = sim.datacenter.active_machines()
+    sim.market.max_machines = 0
+    sim.datacenter.reclaim(machine, notice=False)
+    (node,) = wait_for(provisioner, handle, NodeState.REFUSED).nodes
+    assert machine.started_at_s is not None
+    assert machine.ended_at_s is not None
+    billed = (machine.started_at_s, machine.ended_at_s)
+    assert (node.started_at_ms, node.ended_at_ms) == tuple(int(1000 * one) for one in billed)
+
+
 def test_refused_on_demand_group_leaves_its_queue_to_the_run(sim: Simulator) -> None:
     """The run decides what else it requests: no machines of another market."""
     sim.market.max_on_demand_machines = 0
