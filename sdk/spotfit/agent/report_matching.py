@@ -116,7 +116,8 @@ class Open:
         self.is_snapshot |= report.incremental
         self.reason = report.reason or self.reason
         if report.progress is not None:
-            self.progress = min(report.progress, self.progress or report.progress)
+            known = report.progress if self.progress is None else self.progress
+            self.progress = min(report.progress, known)
         self.validation_requests[rank] = report.validation
 
     def incomplete_reason(self, ranks: Sequence[int], world_size: int) -> str:

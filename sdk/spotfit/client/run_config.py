@@ -67,7 +67,7 @@ class RunConfig:
     deadline, where spot machines are refused, and returns to spot machines; "never" does not.
     Default: "on_demand" with a deadline, else "never".
     `training_time_s`: how long the training takes with all workers, in seconds, as text such as
-    "40h" or as a `timedelta`; used until the progress is measured.
+    "40h" or as a `timedelta`. Once the progress was measured, the longer one of both counts.
     Raises `ConfigError` for invalid values, and `DeprecationWarning` for removed arguments.
     """
 

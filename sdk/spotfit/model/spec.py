@@ -148,8 +148,8 @@ class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     uses_on_demand: bool = False
     """Whether on-demand machines may be rented where the deadline requires them."""
     training_time_s: float | None = None
-    """The user's estimate of the duration with all workers, used until the progress was measured;
-    None if there is none."""
+    """The user's estimate of the duration with all workers; once the progress was measured, the
+    longer one of both counts. None if there is none."""
     start_time_s: float = 600.0
     """Time from a request for machines to the first step, used until it was measured."""
 

@@ -68,6 +68,24 @@ def test_the_lowest_rank_with_files_decides_about_validation(
     assert (ready.ranks, ready.validation) == ((1, 2), expected)
 
 
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [((0.5, 0.25), 0.25), ((0.0, 0.5), 0.0), ((0.5, 0.0), 0.0), ((None, 0.5), 0.5)],
+)
+def test_the_progress_of_a_checkpoint_is_that_of_the_rank_that_has_done_least(
+    progress: tuple[float | None, float | None], expected: float | None
+) -> None:
+    coordinator = make_coordinator()
+    for rank, share in enumerate(progress):
+        send_frame(coordinator, rank, replace(files_report(0), progress=share))
+    for rank in (0, 1):
+        send_frame(
+            coordinator, rank, SaveCompleted(report_index=0, checkpoint_name="made-0", size_bytes=1)
+        )
+    (ready,) = coordinator.reports.ready_checkpoints
+    assert ready.progress == expected
+
+
 def test_a_report_counts_once_all_ranks_have_made_it() -> None:
     coordinator = make_coordinator()
     assert send_frame(coordinator, 1, metrics_report(0, loss=9)) == []

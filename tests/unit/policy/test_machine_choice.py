@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.core.ids import Token
-from spotfit.model.events import FailureCause, GroupWaiting, NodeLost, RoundClosed
+from spotfit.model.events import FailureCause, GroupsReleased, GroupWaiting, NodeLost, RoundClosed
 from spotfit.model.group import NodeState
 from spotfit.model.offer import Market
 from spotfit.model.spec import RunTiming
+from spotfit.policy.cost_budget import affords
 from spotfit.policy.machine_choice import choose_machines, deadline_state
 from spotfit.testing.builders import a_group_status
 from tests.unit.policy.offered_run import (
@@ -176,8 +177,9 @@ def test_without_an_affordable_offer_there_is_no_choice() -> None:
 
 
 def test_machines_that_run_are_chosen_although_others_were_not_affordable() -> None:
-    run = a_run(budget_usd=0.3)
+    run = a_run(budget_usd=0.25)
     training_on(run, SPOT)
+    assert not affords(run.view, run.state(200), SPOT)
     assert workers(run, 200) == ON_SPOT
 
 
@@ -250,6 +252,7 @@ def test_refused_on_demand_machines_are_not_chosen_while_others_are_granted() ->
     run = a_run(SPOT, ON_DEMAND, other, deadline_s=HOUR_S + 150.0, training_time_s=HOUR_S)
     run.refuse(0, "t-0", ON_DEMAND)
     assert workers(run, 1) == {"other": 2}
+    assert standing(run, 1) == "", "only spot machines are requested in advance"
 
 
 # --- Machines that run ----------------------------------------------------------------------------
@@ -269,6 +272,27 @@ def test_spot_machines_that_start_are_kept_like_those_that_train() -> None:
     run.choose(0, "dearer")
     run.request(0, "t-1", DEARER)
     assert workers(run, 10) == {"dearer": 2}
+
+
+def test_machines_that_train_count_before_those_that_start() -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND)
+    training_on(run, DEARER)
+    run.choose(200, "spot")
+    run.request(200, "t-2", SPOT)
+    assert workers(run, 201) == {"dearer": 2}
+
+
+def test_an_offer_whose_machines_are_lost_often_is_left_for_a_dearer_one() -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND, deadline_s=10 * HOUR_S, training_time_s=HOUR_S)
+    assert workers(run) == ON_SPOT
+    for n in range(10):
+        run.request(0, f"t-{n}", SPOT)
+        run.connect(f"t-{n}")
+        run.train(0)
+        run.add(10, RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason="lost"))
+        run.add(10, GroupsReleased(token=Token(f"t-{n}")))
+        run.members.clear()
+    assert workers(run, 100) == {"dearer": 2}
 
 
 def test_after_the_loss_of_a_machine_the_choice_is_that_of_a_run_without_machines() -> None:
@@ -327,8 +351,9 @@ def test_a_waiting_request_is_kept_as_the_standing_one() -> None:
     run = a_run(SPOT, DEARER, ON_DEMAND)
     training_on(run, ON_DEMAND)
     run.refuse(200, "t-0", SPOT)
-    run.request(200, "t-2", DEARER)
-    run.add(201, GroupWaiting(token=Token("t-2"), reason="no capacity"))
+    run.refuse(300, "t-3", DEARER)
+    run.request(310, "t-2", DEARER)
+    run.add(311, GroupWaiting(token=Token("t-2"), reason="no capacity"))
     assert standing(run, 400) == "dearer"
 
 

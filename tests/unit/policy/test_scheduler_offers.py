@@ -242,8 +242,7 @@ def test_machines_of_another_offer_are_released_once_a_round_runs_without_them()
     run.members = moved[2:]
     run.train(220)
     run.members = moved
-    assert run.round is not None
-    phase = Training(round=run.round, since=NOW - 10, running_ranks={0, 1})
+    phase = training(run, since=NOW - 10)
     lost = event(run, 240, phase=phase, agent_id=moved[2].member.agent)
     assert isinstance(lost, NodeLost)
     assert (lost.token, lost.reason) == (
