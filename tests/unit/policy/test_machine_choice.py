@@ -48,7 +48,13 @@ OFFERS = (an_offer(Market.SPOT, 1.0), an_offer(Market.ON_DEMAND, 3.0))
 OFFER_OF = {SPOT: "spot", ON_DEMAND: "on_demand"}
 
 
-def a_costed_view(slack_s: float, *tokens: Token, chosen: str = "", **fields: Any) -> View:
+def a_costed_view(
+    slack_s: float,
+    *tokens: Token,
+    chosen: str = "",
+    trained: tuple[Token, ...] = (),
+    **fields: Any,
+) -> View:
     """A run of two workers; `tokens` are groups of two machines that were granted."""
     deadline_s = slack_s + WORK_S + CLOCK_MARGIN_S
     cost = CostSpec(
@@ -59,7 +65,10 @@ def a_costed_view(slack_s: float, *tokens: Token, chosen: str = "", **fields: An
         training_time_s=WORK_S,
         start_time_s=START_S,
     )
-    requests = {one: RequestRecord(offer=OFFER_OF[one], planned_s=0.0) for one in tokens}
+    requests = {
+        one: RequestRecord(offer=OFFER_OF[one], planned_s=0.0, has_trained=one in trained)
+        for one in tokens
+    }
     choice = MachinesChosen(workers={chosen: 2}, reason="") if chosen else None
     market = MarketRecord(**{"choice": choice, "requests": requests, **fields})
     groups = {one: a_group(token=one) for one in tokens}
@@ -109,7 +118,7 @@ def test_a_choice_is_not_changed_back_by_the_next_decision(
 def test_a_new_leader_does_not_take_machines_that_train_for_refused_ones() -> None:
     """They were requested long ago, and are neither connected nor observed yet."""
     opened = RoundRecord(tokens=(SPOT,), start_progress=0.0)
-    view = a_costed_view(60.0, SPOT, chosen="spot", round=opened)
+    view = a_costed_view(60.0, SPOT, chosen="spot", trained=(SPOT,), round=opened)
     assert choose(view, observations(is_headless=True)) == ["spot"]
 
 
@@ -124,8 +133,10 @@ def test_machines_that_wait_for_longer_than_a_start_are_refused() -> None:
     view = a_costed_view(60.0, SPOT, chosen="spot")
     waiting = a_group_status(NodeState.WAITING, NodeState.WAITING)
     assert choose(view, observations(group_statuses={SPOT: waiting}, is_headless=True)) == ["on_demand"]
+    assert choose(view, observations(is_headless=True)) == ["on_demand"], "not observed yet"
+    view = a_costed_view(60.0, SPOT, chosen="spot", trained=(SPOT,))
     unseen = observations(leading_since=NOW - START_S - 1, is_headless=True)
-    assert choose(view, unseen) == ["on_demand"], "nor are they observed"
+    assert choose(view, unseen) == ["on_demand"], "and they are still not observed"
 
 
 def test_a_round_on_machines_of_two_offers_waits_for_those_of_the_chosen_one() -> None:
