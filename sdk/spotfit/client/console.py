@@ -242,6 +242,9 @@ def _format_machine_event(event: _MachineEvent) -> str:
             return f"machines of {token} wait: {reason}" if reason else f"machines of {token} run"
         case NodeLost(token=token, node=node, is_unused=True, reason=reason):
             return f"machine {token}/{node} released unused: {reason}"
+        # The backend has withdrawn the request: there is no output of a machine.
+        case NodeLost(token=token, node=node, reason=reason) if event.is_withdrawn_request:
+            return f"machine {token}/{node} not granted: {reason}"
         # Without an agent there is no worker output; the backend has the cause (decision 0035).
         case NodeLost(token=token, node=node, agent=None, reason=reason):
             hint = f"see its output with `spotfit logs --machine {token}/{node}`"

@@ -14,6 +14,7 @@ from spotfit.core.units import format_seconds
 from spotfit.host import log
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import CostSpec, RunTiming
+from spotfit.policy.cost_budget import longest_stop_s
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 
@@ -98,6 +99,8 @@ def check_limits(
         yield _unknown_prices(listing, backend, "on-demand machines, to which the run falls back")
         return
     yield from _check_deadline(limits)
+    too_small = list(_check_start(limits, plans))
+    yield from too_small
     if limits.training_time_s is None:
         if limits.deadline_s is not None:
             log.warning(
@@ -107,7 +110,29 @@ def check_limits(
                 "or progress to report()",
             )
         return
-    yield from _check_budget(limits, spot, on_demand)
+    if not too_small:
+        yield from _check_budget(limits, spot, on_demand)
+
+
+def _check_start(limits: CostLimits, plans: list[OfferPlan]) -> Iterator[ConfigError]:
+    """Without money for a start and a stop no machine would be requested."""
+    if limits.budget_usd is None:
+        return
+    usable = [
+        one.usd_per_hour
+        for one in plans
+        if one.offer.market is Market.SPOT or limits.uses_on_demand
+    ]
+    stop_s = longest_stop_s(RunTiming())
+    needed_usd = min(usable) * (limits.start_time_s + stop_s) / 3600
+    if limits.budget_usd <= needed_usd:
+        yield ConfigError(
+            f"RunConfig(budget_usd={limits.budget_usd:.2f}) leaves nothing for the training: the "
+            f"start of machines takes {format_seconds(limits.start_time_s)}, and "
+            f"{format_seconds(stop_s)} are kept for the last save and the stop, together "
+            f"${needed_usd:.2f} on the cheapest machines.",
+            do=f"Set a budget of more than {needed_usd:.2f}, or choose cheaper machines.",
+        )
 
 
 def _unknown_prices(listing: OfferListing, backend: str, what: str) -> ConfigError:
@@ -127,12 +152,12 @@ def _check_deadline(limits: CostLimits) -> Iterator[ConfigError]:
     earliest_s = work_s + limits.changeover_s
     if limits.deadline_s >= earliest_s:
         return
-    left = format_seconds(max(0.0, limits.deadline_s))
+    is_in = f"is in {format_seconds(limits.deadline_s)}" if limits.deadline_s > 0 else "has passed"
     needed = f"the start of machines takes {format_seconds(limits.changeover_s)}"
     if limits.training_time_s is not None:
         needed = f"the training takes {format_seconds(work_s)}, and {needed}"
     yield ConfigError(
-        f"RunConfig(deadline=...) is in {left}: {needed}. The deadline cannot be kept.",
+        f"RunConfig(deadline=...) {is_in}: {needed}. The deadline cannot be kept.",
         do=f"Set a deadline of at least {_rounded_up(earliest_s)}, or use more workers.",
     )
 

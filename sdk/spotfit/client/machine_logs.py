@@ -65,7 +65,9 @@ class GrantedMachines:
                 assert self.spec is not None
                 for node in range(self._nodes_by_token[token]):
                     self.by_name[f"{token}/{node}"] = GrantedMachine(handle, node, self.spec)
-            case NodeLost(token=token, node=node, agent=None):
+            case NodeLost(token=token, node=node, agent=None) as lost if (
+                not lost.is_withdrawn_request
+            ):
                 self.lost_before_join.append(f"{token}/{node}")
             case _:
                 pass

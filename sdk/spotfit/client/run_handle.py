@@ -550,7 +550,8 @@ class RunHandle:
         self._last_event_at = self._clock.now()
         if isinstance(entry.event, FitStarted):  # another fit() continues this run
             self._fit_end = self._final_view = None
-        if isinstance(entry.event, NodeLost) and entry.event.agent is None:
+        lost = entry.event
+        if isinstance(lost, NodeLost) and lost.agent is None and not lost.is_withdrawn_request:
             self._unjoined_loss_at = self._unjoined_loss_at or self._last_event_at
         if isinstance(entry.event, FitEnded):
             # Kept, because the view changes if another fit() continues the run before `result()`.

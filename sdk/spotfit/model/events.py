@@ -185,6 +185,11 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     times: MachineTimes | None = None
     """What was not recorded before; None if nothing is known."""
 
+    @property
+    def is_withdrawn_request(self) -> bool:
+        """Whether the backend has refused it after its request was accepted: it has no output."""
+        return self.agent is None and self.cause is FailureCause.PREEMPTION
+
 
 class GroupsReleased(msgspec.Struct, frozen=True, kw_only=True, tag="groups_released"):
     """The groups were released and cause no further cost."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from spotfit.model.events import CancelRequested, FitEnded
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Offer
+from spotfit.model.spec import RunTiming
 from spotfit.model.usage import bill_of
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
@@ -40,7 +41,11 @@ def end_of_budget(
     if view.pending_fit_end is not None:
         return view.pending_fit_end
     spent_usd = _spent_usd(view, state)
-    reason = f"the budget of ${budget_usd:.2f} is used up: ${spent_usd:.2f} are spent"
+    kept_usd = _usd_per_hour(view) / 3600 * stop_time_s(view)
+    reason = (
+        f"the budget of ${budget_usd:.2f} is used up: ${spent_usd:.2f} are spent, and "
+        f"${kept_usd:.2f} are kept for saving and for the stop of the machines"
+    )
     return CancelRequested(reason=reason, save=True, is_cost_budget=True)
 
 
@@ -66,8 +71,8 @@ def end_without_offers(view: View, state: LeaderState) -> CancelRequested | None
         return None
     spent_usd = _spent_usd(view, state)
     reason = (
-        f"the budget of ${budget_usd:.2f} does not suffice for other machines: ${spent_usd:.2f} "
-        "are spent"
+        f"the budget of ${budget_usd:.2f} does not suffice for the start and the stop of machines: "
+        f"${spent_usd:.2f} are spent"
     )
     return CancelRequested(reason=reason, save=True, is_cost_budget=True)
 
@@ -89,7 +94,12 @@ def budget_left_s(view: View, state: LeaderState, *, more_usd_per_hour: float = 
 
 def stop_time_s(view: View) -> float:
     """Return how long saving and stopping may take, whose cost is kept of the budget."""
-    return SAVE_S + SELF_EXIT_TIMEOUT_S + view.spec.timing.lease_timeout_s
+    return longest_stop_s(view.spec.timing)
+
+
+def longest_stop_s(timing: RunTiming) -> float:
+    """Return the time for the last save, for agents that exit, and for another leader."""
+    return SAVE_S + SELF_EXIT_TIMEOUT_S + timing.lease_timeout_s
 
 
 def _spent_usd(view: View, state: LeaderState) -> float:

@@ -171,8 +171,8 @@ def _is_refused(view: View, state: LeaderState, token: Token, now: float) -> boo
     """Whether a request that waits at the backend counts as refused."""
     request, status = view.market.requests[token], state.group_statuses.get(token)
     waited_s = state.elapsed_s - request.planned_s
-    if status is None:
-        # A new leader has not observed the machines yet: they may run since long ago.
+    if status is None and request.has_trained:
+        # A new leader has not observed the machines yet: they probably run since long ago.
         waited_s = min(waited_s, now - state.leading_since)
     has_reason = bool(status and status.refusal) or request.waiting_since_s is not None
     return has_reason or waited_s > start_time_s(view)

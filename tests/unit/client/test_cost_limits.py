@@ -161,7 +161,7 @@ def test_the_deadline_and_the_budget_of_a_remedy_suffice() -> None:
             == []
         )
     fields = {"deadline_s": 50 * HOUR_S, "uses_on_demand": True}
-    (error,) = errors(limits(budget_usd=1.0, **fields), SPOT, ON_DEMAND)
+    (error,) = errors(limits(budget_usd=10.0, **fields), SPOT, ON_DEMAND)
     budget_usd = float((error.do or "").split("budget_usd=")[1].split()[0])
     assert errors(limits(budget_usd=budget_usd, **fields), SPOT, ON_DEMAND) == []
 
@@ -175,9 +175,9 @@ def test_a_deadline_before_the_start_of_machines_is_an_error_without_a_training_
     assert "RunConfig(deadline=...) is in 60 s: the start of machines takes 31.0 min." in str(error)
 
 
-def test_a_deadline_that_has_passed_is_in_no_time() -> None:
+def test_a_deadline_that_has_passed_is_an_error_with_that_word() -> None:
     (error,) = errors(limits(deadline_s=-60.0), SPOT)
-    assert "is in 0.00 s" in str(error)
+    assert "RunConfig(deadline=...) has passed: the training takes 10.0 h" in str(error)
 
 
 def test_a_deadline_that_the_budget_does_not_guarantee_is_an_error_with_figures() -> None:
@@ -203,7 +203,7 @@ def test_a_budget_below_the_expected_cost_is_an_error_with_both() -> None:
 
 
 def test_a_budget_without_a_training_time_is_not_compared() -> None:
-    assert errors(limits(budget_usd=0.01, training_time_s=None), SPOT) == []
+    assert errors(limits(budget_usd=5.0, training_time_s=None), SPOT) == []
 
 
 def test_a_deadline_without_a_training_time_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from spotfit.client import machine_logs
+from spotfit.client.console import format_event
 from spotfit.client.machine_logs import (
     ALL_MACHINES,
     read_granted_machines,
@@ -85,9 +86,7 @@ def ledger(tmp_path: Path) -> Ledger:
             token=SECOND, handle=GroupHandle(token=SECOND, provisioner="backend", name="group-2")
         ),
         NodeLost(token=FIRST, node=0, agent=None, reason="exit code 1"),
-        NodeLost(
-            token=FIRST, node=1, agent=None, reason="exit code 1", cause=FailureCause.PREEMPTION
-        ),
+        NodeLost(token=FIRST, node=1, agent=None, reason="exit code 1"),
     ]
     for event in events:
         ledger.append(event, after=ledger.catch_up())
@@ -99,6 +98,15 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
     backend = Backend()
     monkeypatch.setattr(machine_logs, "open_provisioner", lambda *_: backend)
     return backend
+
+
+def test_requests_that_the_backend_has_withdrawn_have_no_output(ledger: Ledger) -> None:
+    event = NodeLost(
+        token=SECOND, node=0, agent=None, reason="no capacity", cause=FailureCause.PREEMPTION
+    )
+    ledger.append(event, after=ledger.catch_up())
+    assert read_granted_machines(ledger.store).lost_before_join == ["t-1/0", "t-1/1"]
+    assert format_event(event) == "machine t-2/0 not granted: no capacity"
 
 
 def test_machines_are_named_by_token_and_node(ledger: Ledger) -> None:

@@ -85,7 +85,10 @@ def test_the_budget_is_examined_every_half_minute() -> None:
 def test_a_used_budget_ends_the_fit_with_a_save_and_figures() -> None:
     run = renting(10.0)
     assert end_of_budget(run.view, run.state(5 * HOUR_S), 0.0) == CancelRequested(
-        reason="the budget of $10.00 is used up: $10.00 are spent", save=True, is_cost_budget=True
+        reason="the budget of $10.00 is used up: $10.00 are spent, and $0.09 are kept for saving "
+        "and for the stop of the machines",
+        save=True,
+        is_cost_budget=True,
     )
 
 
@@ -135,7 +138,8 @@ def test_all_machines_are_affordable_without_a_budget_or_a_clock() -> None:
 def test_a_run_that_can_rent_nothing_more_is_ended_with_figures() -> None:
     run = OfferedRun(budget_usd=0.01)
     assert end_without_offers(run.view, run.state(0)) == CancelRequested(
-        reason="the budget of $0.01 does not suffice for other machines: $0.00 are spent",
+        reason="the budget of $0.01 does not suffice for the start and the stop of machines: $0.00 "
+        "are spent",
         save=True,
         is_cost_budget=True,
     )

@@ -1,0 +1,99 @@
+"""Real runs with a deadline or a budget on a simulated cloud: fallback, return, and the bill."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spotfit
+from spotfit.client.run_handle import attach
+from spotfit.core.errors import BudgetExhaustedError
+from spotfit.model.events import MachinesChosen
+from spotfit_localsim.clouds.spot_cloud import SpotCloud
+from tests.house.tree import ROOT
+from tests.live.cloud import events_of
+
+# The cloud bills from the request, and the record of a machine is exact within the observation.
+TOLERANCE_S = 1.0
+# 155 s of the machine are kept for the stop of the run.
+KEPT_USD = 155 * 900.0 / 3600
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("deadline")
+
+
+@pytest.fixture
+def cloud(example: Any, tmp_path: Path) -> Iterator[SpotCloud]:
+    cloud = example.open_cloud(tmp_path / "cloud", "plain")
+    yield cloud
+    cloud.close()
+
+
+def billed_s(cloud: SpotCloud) -> Counter[str]:
+    """Machine-seconds in the books of the cloud, by offer."""
+    billed: Counter[str] = Counter()
+    for machine in cloud.machines():
+        assert machine["ended_at_s"] is not None, "the cloud bills it still"
+        billed[f"plain/{machine['market']}"] += machine["ended_at_s"] - machine["created_at_s"]
+    return billed
+
+
+def recorded_s(cost: spotfit.Bill) -> Counter[str]:
+    return Counter({offer.offer: offer.machine_s for offer in cost.offers})
+
+
+def assert_same_bill(cost: spotfit.Bill, cloud: SpotCloud) -> None:
+    books, record = billed_s(cloud), recorded_s(cost)
+    assert books.keys() == record.keys()
+    for offer, seconds in books.items():
+        machines = sum(f"plain/{one['market']}" == offer for one in cloud.machines())
+        assert abs(record[offer] - seconds) <= TOLERANCE_S * machines
+    assert cost.is_final
+
+
+def test_a_run_falls_back_to_on_demand_machines_and_returns(example: Any, cloud: SpotCloud) -> None:
+    result = example.fit(cloud, steps=100)
+    assert result.return_value == 100
+    url = f"{cloud.storage_path}/deadline"
+    choices = [
+        "".join(event.workers) for event in events_of(url) if isinstance(event, MachinesChosen)
+    ]
+    returned = choices.index("plain/on_demand")
+    assert choices[0] == "plain/spot"
+    assert choices[returned:][-1] == "plain/spot"
+    markets = [machine["market"] for machine in cloud.machines()]
+    assert markets == ["spot", "on_demand", "spot"]
+    on_demand, last = cloud.machines()[1:]
+    assert last["started_at_s"] < on_demand["ended_at_s"], "the new machine starts first"
+    assert_same_bill(result.cost, cloud)
+
+
+def test_a_used_up_budget_ends_the_run_and_rents_nothing_more(
+    example: Any, cloud: SpotCloud
+) -> None:
+    def fit(budget_usd: float, steps: int) -> spotfit.Result:
+        run = spotfit.RunConfig(
+            name="budget", storage_path=cloud.storage_path, budget_usd=budget_usd
+        )
+        return spotfit.DataParallelTrainer(
+            example.train,
+            train_loop_config={"steps": steps},
+            run_config=run,
+            provisioner=cloud.provisioner,
+        ).fit()
+
+    budget_usd = KEPT_USD + 2.75  # 11 s of one machine
+    with pytest.raises(BudgetExhaustedError, match="kept for saving"):
+        fit(budget_usd, steps=1000)
+    cost = attach(f"{cloud.storage_path}/budget").status().cost
+    assert cost.max_usd is not None
+    assert cost.max_usd < budget_usd
+    assert_same_bill(cost, cloud)
