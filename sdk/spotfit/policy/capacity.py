@@ -232,7 +232,7 @@ def is_of_other_offer(view: View, token: Token) -> bool:
 
 def is_unwanted(view: View, token: Token) -> bool:
     """Whether the group is of an offer that is neither chosen nor a standing request."""
-    return is_of_other_offer(view, token) and not _is_standing_request(view, token)
+    return is_of_other_offer(view, token) and not is_standing_request(view, token)
 
 
 def offer_request_due_s(view: View, offer: str) -> float:
@@ -325,11 +325,11 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
         and group.handle is not None
         and group.active_nodes
         and token not in connected
-        and not _is_standing_request(view, token)
+        and not is_standing_request(view, token)
     ]
 
 
-def _is_standing_request(view: View, token: Token) -> bool:
+def is_standing_request(view: View, token: Token) -> bool:
     """Whether the group is requested so that the run can move to its offer."""
     choice, request = view.market.choice, view.market.requests.get(token)
     if choice is None or request is None or not choice.standing_offer:
@@ -521,6 +521,9 @@ def _loss_while_connected(
             reason = "it was replaced because its backend would not restart it again"
         elif is_train and is_full and is_unwanted(view, token):
             reason = "it was replaced by machines of another offer"
+        # The run decides whether it moves to such a machine, now that it is granted.
+        elif is_train and is_standing_request(view, token):
+            reason = None
         elif is_train and _is_surplus_member(view, state, agent):
             reason = _NOT_NEEDED
     if reason is not None:
@@ -621,7 +624,7 @@ def _absence_reason(
         # Also while it waits for capacity: a new request may get a machine elsewhere.
         since = state.loss_recorded_at.get(token, state.leading_since)
         absence = "the machine that its backend restarts did not join"
-        if _is_complete(view, state):
+        if _is_complete(view, state) and not is_standing_request(view, token):
             return _NOT_NEEDED
     if state.is_headless:
         # No agent connects to a headless leader, but a running one would have been elected
@@ -650,7 +653,7 @@ def _loss_before_restart(
     timeout_s = max(timing.rejoin_timeout_s, timing.restart_report_timeout_s)
     if status is not None and restarts:
         reason = f"{status.reason or 'its machine was lost'}; its backend restarts the machine"
-    elif _is_complete(view, state):
+    elif _is_complete(view, state) and not is_standing_request(view, token):
         reason = f"its agent disconnected; {_NOT_NEEDED}"
     elif now - since > timeout_s:
         reason = (

@@ -16,7 +16,7 @@ from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec, RunTiming
 from spotfit.model.view import View
 from spotfit.policy.actions import Wait
-from spotfit.policy.capacity import surplus_groups
+from spotfit.policy.capacity import find_lost_nodes, surplus_groups
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.policy.scheduler import next_round
 from spotfit.testing.builders import (
@@ -25,6 +25,7 @@ from spotfit.testing.builders import (
     a_leader_state,
     a_member,
     a_member_status,
+    a_round,
     a_spec,
     a_view,
     member_statuses,
@@ -163,3 +164,18 @@ def test_the_standing_request_is_kept_by_a_backend_that_restarts_machines() -> N
     choice = MachinesChosen(workers={"on_demand": 2}, standing_offer="spot")
     standing = replace(view, market=replace(view.market, choice=choice))
     assert surplus_groups(standing, state) == []
+
+
+def test_a_machine_of_the_standing_request_may_join_a_run_that_is_complete() -> None:
+    view = a_costed_view(200.0, SPOT, ON_DEMAND, chosen="on_demand")
+    members = [
+        a_member(node, agent=AgentId(f"a-{ON_DEMAND}-{node}"), token=ON_DEMAND) for node in (0, 1)
+    ]
+    opened = a_round(members=members)
+    view = replace(view, round=opened, last_round=opened, round_opened_slot=4)
+    state = observations(SPOT, ON_DEMAND, requeues_itself=True)
+    lost = {one.token for one in find_lost_nodes(view, state, NOW)}
+    assert lost == {SPOT}, "without a standing request it is not needed"
+    choice = MachinesChosen(workers={"on_demand": 2}, standing_offer="spot")
+    standing = replace(view, market=replace(view.market, choice=choice))
+    assert list(find_lost_nodes(standing, state, NOW)) == []
