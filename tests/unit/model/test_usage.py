@@ -289,7 +289,6 @@ def test_a_restart_without_times_counts_the_gap_once_at_most() -> None:
     assert run.bounds() == (40.0, 91.0)
 
 
-def test_attempts_that_no_process_has_seen_are_in_the_maximum() -> None:
 def test_unobserved_attempts_are_in_the_maximum() -> None:
     run = Run()
     run.observe(100, started_ms=exactly(80), attempt=3, unseen_until_ms=ms(80))

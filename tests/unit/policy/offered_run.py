@@ -18,13 +18,14 @@ from spotfit.model.events import (
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec, RunTiming
 from spotfit.model.topology import Round
 from spotfit.model.view import JournalView, View, fold
 from spotfit.testing.builders import (
+    a_group_status,
     a_leader_state,
     a_member,
     a_member_status,
@@ -135,8 +136,18 @@ class OfferedRun:
         self.add(at_s + startup_s, TrainingFunctionStarted(round_number=1, startup_s=startup_s))
 
     def state(self, at_s: float, **fields: Any) -> LeaderState:
-        """What the leader observes at that time of the fit; its clock is that of the storage."""
+        """What the leader observes at that time of the fit; its clock is that of the storage.
+
+        All machines wait at the backend. Without connected agents the leader is headless.
+        """
+        statuses = {
+            token: a_group_status(*[NodeState.WAITING] * group.plan.num_nodes)
+            for token, group in self.view.groups.items()
+            if group.handle is not None and group.active_nodes
+        }
         usual: dict[str, Any] = {
+            "is_headless": not self.members,
+            "group_statuses": statuses,
             "members": member_statuses(*self.members),
             "elapsed_s": at_s,
             "wall_ms": T0_MS + round(at_s * 1000),

@@ -12,7 +12,7 @@ from spotfit.model.events import FailureCause, GroupsReleased, GroupWaiting, Nod
 from spotfit.model.group import NodeState
 from spotfit.model.offer import Market
 from spotfit.policy.cost_budget import affords
-from spotfit.policy.machine_choice import LOOK_S, choose_machines, deadline_state
+from spotfit.policy.machine_choice import choose_machines, deadline_state
 from spotfit.testing.builders import a_group_status
 from tests.unit.policy.offered_run import (
     DEARER,
@@ -28,6 +28,7 @@ from tests.unit.policy.offered_run import (
 
 # Of the storage's clock, see `deadline_state`.
 CLOCK_MARGIN_S = 5.0
+INTERVAL_S = 30.0
 ON_SPOT, ON_ON_DEMAND = {"spot": 2}, {"on-demand": 2}
 WAITING: dict[str, int] = {}
 
@@ -60,7 +61,7 @@ def training_on(run: OfferedRun, offer: Any, *, network: str = "") -> None:
 
 
 def test_the_backend_chooses_without_limits() -> None:
-    assert workers(a_run(uses_on_demand=False)) is None
+    assert workers(a_run(machines={})) is None
 
 
 def test_a_deadline_with_much_slack_is_kept_on_spot() -> None:
@@ -131,7 +132,7 @@ def test_the_state_of_the_deadline_is_relative_to_the_storages_clock() -> None:
     assert state.time_left_s == 900.0 - CLOCK_MARGIN_S
     assert state.work_left_s == 300.0
     assert state.changeover_s == LEASE_S + START_S
-    assert state.look_s == LOOK_S + LEASE_S
+    assert state.look_s == INTERVAL_S + LEASE_S
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_after_the_loss_of_a_machine_the_choice_is_that_of_a_run_without_machine
 
 def test_spot_may_take_the_place_of_on_demand_machines_that_start_only_with_slack() -> None:
     # Slack of 2·d + look suffices without machines, d + 2·look + reserve beside others.
-    changeover_s, look_s = LEASE_S + START_S, LOOK_S + LEASE_S
+    changeover_s, look_s = LEASE_S + START_S, INTERVAL_S + LEASE_S
     slack_s = 2 * changeover_s + look_s
     run = a_run(deadline_s=HOUR_S + slack_s + CLOCK_MARGIN_S - 1, training_time_s=HOUR_S)
     run.choose(0, "on-demand")
