@@ -24,6 +24,7 @@ from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.cost_invariants import (
     unmet_conditions,
 )
+from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.invariants import InvariantViolation
 from spotfit_localsim.virtual.market import SimMarketConfig, SimOfferConfig
 from spotfit_localsim.virtual.scenario import (
@@ -169,6 +170,8 @@ def test_frozen_leader_is_deposed_and_appends_nothing(seeds: range) -> None:
         for entry in result.entries:
             if isinstance(entry.event, LeaderElected):
                 leader = entry.event.leader
+            elif isinstance(entry.event, FitEnded):
+                break  # any process may record the ends of machines
             elif not isinstance(entry.event, FitStarted):
                 assert entry.author == leader
         assert result.elections >= 3
@@ -538,7 +541,7 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
 
 def test_missed_deadline_is_a_violation() -> None:
     scenario = deadline_scenario(21)
-    cost = structs.replace(scenario.cost, deadline_ms=700_000, training_time_s=50.0)
+    cost = structs.replace(scenario.cost, deadline_ms=wall_ms(700.0), training_time_s=50.0)
     with pytest.raises(InvariantViolation, match="not finished at the deadline of 700 s"):
         simulate(
             replace(scenario, cost=cost, faults_duration_s=700.0, completion_timeout_s=100.0),

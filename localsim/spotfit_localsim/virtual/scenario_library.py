@@ -966,9 +966,9 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
         ),
         laptop=LaptopConfig(
             dies_at_s=rng.uniform(10.0, deadline_s) if rng.bernoulli(0.3) else None,
-            # A sweep must be longer than the lease of a leader that was lost.
-            sweep_interval_s=90.0,
-            sweep_duration_s=_HOURLY_TIMING.lease_timeout_s + 30.0,
+            # A sweep takes the lead once the lease of the last leader has expired.
+            sweep_interval_s=3 * _HOURLY_TIMING.lease_timeout_s,
+            sweep_duration_s=2.5 * _HOURLY_TIMING.lease_timeout_s,
         ),
         events=tuple(_draw_short_event(rng, deadline_s) for _ in range(rng.choice([0, 1, 2, 4]))),
         wall_clock_error_s=rng.choice([0.0, 5.0, 7200.0]),

@@ -200,7 +200,7 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
 
 
 def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
-    """Worker slots of all machines of that offer that stay, connected or pending."""
+    """Return the worker slots of all machines of that offer that stay, connected or pending."""
     tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
     leaving = {
         (status.member.token, status.member.node)

@@ -57,7 +57,7 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     candidates = _candidates(view, state, now)
     if not candidates:
         return None
-    if not _is_informed(view, state):
+    if not _is_informed(view, state, now):
         return view.market.choice
     running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
@@ -69,16 +69,17 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
 
 
-def _is_informed(view: View, state: LeaderState) -> bool:
+def _is_informed(view: View, state: LeaderState, now: float) -> bool:
     """Whether this leader knows the storage's clock, its own agent, and the state of every group.
 
-    A new leader would take machines that run for missing ones.
+    A new leader would take machines that run for missing ones. It waits no longer than a start
+    takes: the backend may not respond.
     """
     if view.market.choice is not None and not state.is_headless and not state.members:
         return False
     if view.spec.cost.deadline_ms is not None and state.wall_ms is None:
         return False
-    return all(
+    return now - state.leading_since > start_time_s(view) or all(
         token in state.group_statuses
         for token, group in view.groups.items()
         if group.role == "train" and group.handle is not None and group.active_nodes
@@ -194,8 +195,9 @@ def _running_offer(
     that start count for the chosen offer only, and not if they are on-demand: they train nothing,
     so that spot machines may only take their place with the slack of a run without machines.
 
-    Connected machines count whatever is chosen. Otherwise a choice would be made from other facts
-    than the next one, and could be changed back and forth.
+    Connected machines count whatever is chosen, except spot machines once on-demand ones are.
+    Otherwise a choice would be made from other facts than the next one, and could be changed back
+    and forth.
     """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
@@ -206,8 +208,11 @@ def _running_offer(
     if on_demand.intersection(chosen):
         # Spot machines that still train while on-demand ones start: the slack no longer suffices
         # for their loss, so that they are not chosen because they run.
+        names_that_count = [name for name in names if name in on_demand]
         offers = [name for name in offers if name in on_demand]
-    for name in dict.fromkeys([*chosen, *names]):
+    else:
+        names_that_count = names
+    for name in dict.fromkeys([*chosen, *names_that_count]):
         if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)

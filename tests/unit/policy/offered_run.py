@@ -136,18 +136,16 @@ class OfferedRun:
         self.add(at_s + startup_s, TrainingFunctionStarted(round_number=1, startup_s=startup_s))
 
     def state(self, at_s: float, **fields: Any) -> LeaderState:
-        """What the leader observes at that time of the fit; its clock is that of the storage.
-
-        All machines wait at the backend. Without connected agents the leader is headless.
-        """
+        """What the leader observes at that time of the fit; its clock is that of the storage."""
+        connected = {one.member.token for one in self.members}
+        waiting = (NodeState.WAITING, NodeState.WAITING)
         statuses = {
-            token: a_group_status(*[NodeState.WAITING] * group.plan.num_nodes)
-            for token, group in self.view.groups.items()
-            if group.handle is not None and group.active_nodes
+            token: a_group_status(*(() if token in connected else waiting))
+            for token in self.view.groups
         }
         usual: dict[str, Any] = {
-            "is_headless": not self.members,
             "group_statuses": statuses,
+            "is_headless": not self.members,
             "members": member_statuses(*self.members),
             "elapsed_s": at_s,
             "wall_ms": T0_MS + round(at_s * 1000),

@@ -11,6 +11,7 @@ from spotfit.core.ids import Token
 from spotfit.model.events import FailureCause, GroupsReleased, GroupWaiting, NodeLost, RoundClosed
 from spotfit.model.group import NodeState
 from spotfit.model.offer import Market
+from spotfit.model.spec import RunTiming
 from spotfit.policy.cost_budget import affords
 from spotfit.policy.machine_choice import choose_machines, deadline_state
 from spotfit.testing.builders import a_group_status
@@ -61,7 +62,7 @@ def training_on(run: OfferedRun, offer: Any, *, network: str = "") -> None:
 
 
 def test_the_backend_chooses_without_limits() -> None:
-    assert workers(a_run(machines={})) is None
+    assert workers(a_run(uses_on_demand=False, machines={})) is None
 
 
 def test_a_deadline_with_much_slack_is_kept_on_spot() -> None:
@@ -133,7 +134,7 @@ def test_the_last_choice_stays_until_all_groups_are_observed() -> None:
     run = a_run(SPOT, DEARER, ON_DEMAND)
     training_on(run, SPOT)
     run.choose(200, "dearer")
-    assert workers(run, 201, group_statuses={}) == {"dearer": 2}
+    assert workers(run, 201, group_statuses={}, leading_since=201.0) == {"dearer": 2}
     assert workers(run, 201) == ON_SPOT
 
 
@@ -147,7 +148,7 @@ def test_the_state_of_the_deadline_is_relative_to_the_storages_clock() -> None:
     assert state.time_left_s == 900.0 - CLOCK_MARGIN_S
     assert state.work_left_s == 300.0
     assert state.changeover_s == LEASE_S + START_S
-    assert state.look_s == INTERVAL_S + LEASE_S
+    assert state.look_s == run.view.spec.timing.decision_interval_s + LEASE_S
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,8 @@ def test_after_the_loss_of_a_machine_the_choice_is_that_of_a_run_without_machine
 
 def test_spot_may_take_the_place_of_on_demand_machines_that_start_only_with_slack() -> None:
     # Slack of 2·d + look suffices without machines, d + 2·look + reserve beside others.
-    changeover_s, look_s = LEASE_S + START_S, INTERVAL_S + LEASE_S
+    look_s = RunTiming().decision_interval_s + LEASE_S
+    changeover_s = LEASE_S + START_S
     slack_s = 2 * changeover_s + look_s
     run = a_run(deadline_s=HOUR_S + slack_s + CLOCK_MARGIN_S - 1, training_time_s=HOUR_S)
     run.choose(0, "on-demand")

@@ -73,7 +73,14 @@ def observations(*connected: Token, **fields: Any) -> LeaderState:
         for token in connected
         for node in (0, 1)
     ]
-    usual: dict[str, Any] = {"leading_since": NOW, "elapsed_s": 500.0, "wall_ms": T0_MS}
+    states = {one: NodeState.RUNNING if one in connected else NodeState.WAITING for one in OFFER_OF}
+    statuses = {one: a_group_status(state, state) for one, state in states.items()}
+    usual: dict[str, Any] = {
+        "group_statuses": statuses,
+        "leading_since": NOW,
+        "elapsed_s": 500.0,
+        "wall_ms": T0_MS,
+    }
     return a_leader_state(members=member_statuses(*members), **{**usual, **fields})
 
 
@@ -96,8 +103,10 @@ def test_a_choice_is_not_changed_back_by_the_next_decision(
 ) -> None:
     if not set(connected) <= set(rented):
         return
-    statuses = {} if spot_state is None else {SPOT: a_group_status(spot_state, spot_state)}
-    state = observations(*connected, group_statuses=statuses, is_headless=not connected)
+    state = observations(*connected, is_headless=not connected)
+    if spot_state is not None:
+        spot_status = {SPOT: a_group_status(spot_state, spot_state)}
+        state = replace(state, group_statuses=state.group_statuses | spot_status)
     for slack_s in SLACKS_S:
         view = a_costed_view(slack_s, *rented, chosen=chosen)
         first = choose_machines(view, state, NOW)
@@ -110,7 +119,7 @@ def test_a_new_leader_does_not_take_machines_that_train_for_refused_ones() -> No
     """They were requested long ago, and are neither connected nor observed yet."""
     opened = RoundRecord(tokens=(SPOT,), start_progress=0.0)
     view = a_costed_view(60.0, SPOT, chosen="spot", round=opened)
-    assert choose(view, observations(is_headless=True)) == ["spot"]
+    assert choose(view, observations(group_statuses={}, is_headless=True)) == ["spot"]
 
 
 def test_a_leader_without_any_agent_keeps_the_choice() -> None:
@@ -126,7 +135,8 @@ def test_machines_that_wait_for_longer_than_a_start_are_refused() -> None:
     assert choose(view, observations(group_statuses={SPOT: waiting}, is_headless=True)) == [
         "on_demand"
     ]
-    unseen = observations(leading_since=NOW - START_S - 1, is_headless=True)
+    since = NOW - START_S - 1
+    unseen = observations(leading_since=since, group_statuses={}, is_headless=True)
     assert choose(view, unseen) == ["on_demand"], "nor are they observed"
 
 

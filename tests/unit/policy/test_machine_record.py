@@ -186,7 +186,9 @@ def test_a_release_records_until_when_a_machine_waited() -> None:
 
 
 def test_observed_times_are_appended_after_a_round_was_opened() -> None:
-    times = {TOKEN: (MachineTimes(node=0, started_ms=(900, 900)),)}
+    times: dict[Token, tuple[MachineTimes, ...]] = {
+        TOKEN: (MachineTimes(node=0, started_ms=(900, 900)),)
+    }
     state = a_leader_state(unrecorded_times=times)
     first = next_action(a_view(), state, 0.0)
     assert isinstance(first, AppendEvent)
@@ -197,7 +199,9 @@ def test_observed_times_are_appended_after_a_round_was_opened() -> None:
 
 
 def test_the_end_of_a_fit_does_not_wait_for_the_record() -> None:
-    times = {TOKEN: (MachineTimes(node=0, started_ms=(900, 900)),)}
+    times: dict[Token, tuple[MachineTimes, ...]] = {
+        TOKEN: (MachineTimes(node=0, started_ms=(900, 900)),)
+    }
     state = a_leader_state(unrecorded_times=times, members={}, is_headless=True)
     view = a_view(fit_end=FitEnded(outcome="finished"))
     assert next_action(view, state, 100.0) == ReleaseGroups(TOKEN)
