@@ -195,8 +195,9 @@ def _running_offer(
     that start count for the chosen offer only, and not if they are on-demand: they train nothing,
     so that spot machines may only take their place with the slack of a run without machines.
 
-    Connected machines count whatever is chosen. Otherwise a choice would be made from other facts
-    than the next one, and could be changed back and forth.
+    Connected machines count whatever is chosen, except spot machines once on-demand ones are.
+    Otherwise a choice would be made from other facts than the next one, and could be changed back
+    and forth.
     """
     names = [one.offer.name for one in candidates]
     requests, choice = view.market.requests, view.market.choice
@@ -207,8 +208,11 @@ def _running_offer(
     if on_demand.intersection(chosen):
         # Spot machines that still train while on-demand ones start: the slack no longer suffices
         # for their loss, so that they are not chosen because they run.
+        names_that_count = [name for name in names if name in on_demand]
         offers = [name for name in offers if name in on_demand]
-    for name in dict.fromkeys([*chosen, *names]):
+    else:
+        names_that_count = names
+    for name in dict.fromkeys([*chosen, *names_that_count]):
         if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)

@@ -44,8 +44,8 @@ def limits(**fields: Any) -> CostLimits:
         "uses_on_demand": False,
         "training_time_s": 10 * HOUR_S,
         "start_time_s": 1800.0,
-        "decision_interval_s": 30.0,
         "lifetime_s": 5 * HOUR_S,
+        "decision_interval_s": 30.0,
     }
     return CostLimits(**{**usual, **fields})
 

@@ -29,6 +29,7 @@ from tests.unit.policy.offered_run import (
 
 # Of the storage's clock, see `deadline_state`.
 CLOCK_MARGIN_S = 5.0
+INTERVAL_S = 30.0
 ON_SPOT, ON_ON_DEMAND = {"spot": 2}, {"on-demand": 2}
 WAITING: dict[str, int] = {}
 
@@ -120,6 +121,21 @@ def test_the_last_choice_stays_until_the_storages_clock_is_measured() -> None:
 
 def test_without_a_deadline_the_clock_is_not_needed() -> None:
     assert workers(a_run(), wall_ms=None) == ON_SPOT
+
+
+def test_a_leader_without_its_own_agent_keeps_the_choice() -> None:
+    run = a_run()
+    run.choose(0, "on-demand")
+    assert workers(run, 1, is_headless=False) == ON_ON_DEMAND
+    assert workers(run, 1, is_headless=True) == ON_SPOT
+
+
+def test_the_last_choice_stays_until_all_groups_are_observed() -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND)
+    training_on(run, SPOT)
+    run.choose(200, "dearer")
+    assert workers(run, 201, group_statuses={}, leading_since=201.0) == {"dearer": 2}
+    assert workers(run, 201) == ON_SPOT
 
 
 # --- The state of the deadline --------------------------------------------------------------------
@@ -280,6 +296,31 @@ def test_machines_that_train_count_before_those_that_start() -> None:
     run.choose(200, "spot")
     run.request(200, "t-2", SPOT)
     assert workers(run, 201) == {"dearer": 2}
+
+
+def test_spot_machines_that_train_without_slack_are_left_once_on_demand_ones_start() -> None:
+    # Between d + look and 2·d + look of slack.
+    run = a_run(deadline_s=HOUR_S + 250.0, training_time_s=HOUR_S)
+    training_on(run, SPOT)
+    assert workers(run, 100) == ON_SPOT
+    run.choose(100, "on-demand")
+    run.request(100, "t-2", ON_DEMAND)
+    assert workers(run, 100) == ON_ON_DEMAND
+
+
+def test_connected_machines_count_whatever_is_chosen() -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND)
+    run.request(0, "t-1", DEARER)
+    assert workers(run, 1) == ON_SPOT, "they do not count while they start"
+    run.connect("t-1")
+    assert workers(run, 1) == {"dearer": 2}
+
+
+def test_an_incomplete_set_of_machines_does_not_count() -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND)
+    run.choose(0, "dearer")
+    run.request(0, "t-1", DEARER, nodes=1)
+    assert workers(run, 1) == ON_SPOT
 
 
 def test_an_offer_whose_machines_are_lost_often_is_left_for_a_dearer_one() -> None:

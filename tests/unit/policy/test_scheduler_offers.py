@@ -18,7 +18,7 @@ from spotfit.model.events import (
     PricesChanged,
     RoundClosed,
 )
-from spotfit.model.leader_state import Training
+from spotfit.model.leader_state import NoRound, Training
 from spotfit.policy.actions import (
     AppendEvent,
     LeaderAction,
@@ -26,7 +26,8 @@ from spotfit.policy.actions import (
     Wait,
 )
 from spotfit.policy.cost_budget import SAVE_S
-from spotfit.policy.scheduler import next_action
+from spotfit.policy.scheduler import next_action, next_round
+from spotfit.testing.builders import member_statuses
 from tests.unit.policy.offered_run import (
     HOUR_S,
     ON_DEMAND,
@@ -233,6 +234,39 @@ def test_between_rounds_the_leadership_moves_to_a_machine_of_the_chosen_offer() 
     handover = event(run, 210)
     assert isinstance(handover, LeaderElected)
     assert handover.leader == run.members[2].member.agent
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "joined", "waits"), [(0, 1, True), (0, 2, False), (60, 1, False)]
+)
+def test_after_a_move_the_next_round_waits_for_the_chosen_machines(
+    *, elapsed_s: float, joined: int, waits: bool
+) -> None:
+    run = a_move()
+    run.add(210, RoundClosed(round_number=1, cause=FailureCause.RESIZE, reason="moving"))
+    members = run.members[: 2 + joined]
+    state = run.state(
+        210,
+        members=member_statuses(*members),
+        agent_id=members[2].member.agent,
+        phase=NoRound(since=NOW - elapsed_s),
+        leading_since=NOW - elapsed_s,
+    )
+    opened = next_round(run.view, state, NOW)
+    assert isinstance(opened, Wait) == waits
+    if isinstance(opened, Wait):
+        assert opened.reason == "machines of spot connect to the leader"
+        assert opened.until == NOW + run.view.spec.timing.rejoin_timeout_s
+
+
+def test_the_next_round_does_not_wait_for_chosen_machines_that_are_not_requested() -> None:
+    run = OfferedRun()
+    run.choose(0, "on-demand")
+    run.request(0, "t-1", ON_DEMAND)
+    run.connect("t-1")
+    run.choose(200, "spot")
+    opened = next_round(run.view, run.state(210, phase=NoRound(since=NOW)), NOW)
+    assert not isinstance(opened, Wait)
 
 
 def test_machines_of_another_offer_are_released_once_a_round_runs_without_them() -> None:
