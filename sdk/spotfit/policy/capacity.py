@@ -64,6 +64,10 @@ FINAL_CALLS_TIMEOUT_S = 90.0
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
 _MIN_BACKOFF_S = 0.5
+# Pauses of a standing request, while machines of another offer train: a share of the time for which
+# it was refused, so that a move to cheaper machines is late by this share of the outage at most.
+_STANDING_PAUSE_SHARE = 0.05
+_MAX_STANDING_PAUSE_S = 600.0
 # Longest pause after machines were released because too few were granted.
 _MAX_RELEASE_PAUSE_S = 3600.0
 # With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
@@ -242,9 +246,16 @@ def offer_request_due_s(view: View, offer: str) -> float:
     record = view.market.record_of(offer)
     if not record.refusals:
         return 0.0
+    longest_s = _MAX_BACKOFF_S
+    choice = view.market.choice
+    if view.market.round is not None and (choice is None or offer not in choice.workers):
+        # Machines of other offers train. A zone without capacity would otherwise add thousands of
+        # entries per day to the journal.
+        since_s = record.refused_at_s if record.refused_since_s is None else record.refused_since_s
+        refused_s = record.refused_at_s - since_s
+        longest_s = min(_MAX_STANDING_PAUSE_S, max(longest_s, _STANDING_PAUSE_SHARE * refused_s))
     # The exponent is limited so that 2.0**refusals cannot overflow.
-    pause_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 10))
-    return record.refused_at_s + pause_s
+    return record.refused_at_s + min(longest_s, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 11))
 
 
 def _slots_without(

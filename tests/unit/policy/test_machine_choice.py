@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from spotfit.model.events import MachinesChosen
-from spotfit.model.market_record import MarketRecord, RequestRecord
+from spotfit.model.market_record import MarketRecord, OfferRecord, RequestRecord, RoundRecord
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec
+from spotfit.policy.capacity import offer_request_due_s
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.testing.builders import TOKEN, a_leader_state, a_spec, a_view
 
@@ -50,3 +52,21 @@ def test_connected_on_demand_machines_run_whatever_is_chosen() -> None:
         chosen += choice.workers
         view = replace(view, market=replace(view.market, choice=choice))
     assert chosen == ["spot", "spot", "spot"]
+
+
+@pytest.mark.parametrize(
+    ("refused_s", "trains", "pause_s"),
+    [(600.0, True, 60.0), (3600.0, True, 180.0), (86400.0, True, 600.0), (86400.0, False, 60.0)],
+)
+def test_standing_requests_pause_for_a_share_of_the_outage_while_others_train(
+    refused_s: float, trains: bool, pause_s: float
+) -> None:
+    refused = OfferRecord(refusals=50, refused_since_s=100.0, refused_at_s=100.0 + refused_s)
+    record = MarketRecord(
+        choice=MachinesChosen(workers={"on_demand": 2}, standing_offer="spot"),
+        offers={"spot": refused, "on_demand": refused},
+        round=RoundRecord(tokens=(TOKEN,), start_progress=0.0) if trains else None,
+    )
+    view = a_view(market=record)
+    assert offer_request_due_s(view, "spot") == refused.refused_at_s + pause_s
+    assert offer_request_due_s(view, "on_demand") == refused.refused_at_s + 60.0, "it is needed"
