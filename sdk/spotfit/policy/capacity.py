@@ -322,9 +322,11 @@ def surplus_groups(view: View, state: LeaderState) -> list[Token]:
 def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
     """Granted groups of offers that are not wanted, once all workers have machines of others.
 
-    None of their agents is connected. Before, a request that waits is kept: it costs nothing.
+    None of their agents is connected. Before, a request that waits is kept: it costs nothing, and
+    may be the standing request as soon as a round is open.
     """
-    if state.is_headless or not _is_complete(view, state):
+    is_before_round = view.round is None and view.pending_fit_end is None
+    if state.is_headless or is_before_round or not _is_complete(view, state):
         return []
     connected = {status.member.token for status in state.members.values()}
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()

@@ -5,13 +5,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
 from spotfit.model.market_record import MarketRecord, OfferRecord, RequestRecord, RoundRecord
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec
-from spotfit.policy.capacity import offer_request_due_s
+from spotfit.policy.capacity import offer_request_due_s, surplus_groups
 from spotfit.policy.machine_choice import choose_machines
-from spotfit.testing.builders import TOKEN, a_leader_state, a_spec, a_view
+from spotfit.testing.builders import (
+    TOKEN,
+    a_group,
+    a_leader_state,
+    a_member,
+    a_round,
+    a_spec,
+    a_view,
+)
 
 
 def an_offer(name: str, usd: float) -> Offer:
@@ -70,3 +79,21 @@ def test_standing_requests_pause_for_a_share_of_the_outage_while_others_train(
     view = a_view(market=record)
     assert offer_request_due_s(view, "spot") == refused.refused_at_s + pause_s
     assert offer_request_due_s(view, "on_demand") == refused.refused_at_s + 60.0, "it is needed"
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_waiting_request_of_another_offer_is_released_once_a_round_is_open(trains: bool) -> None:
+    """Before, it may become the standing request, and would lose its place in the queue."""
+    waiting = Token("waiting")
+    record = MarketRecord(
+        choice=MachinesChosen(workers={"on_demand": 2}),
+        requests={
+            TOKEN: RequestRecord(offer="on_demand", planned_s=0.0),
+            waiting: RequestRecord(offer="spot", planned_s=0.0, waiting_since_s=0.0),
+        },
+    )
+    groups = {TOKEN: a_group(), waiting: a_group(token=waiting)}
+    members = (a_member(0), a_member(1))
+    opened = {"round": a_round(members=members)} if trains else {}
+    view = a_view(market=record, groups=groups, **opened)
+    assert surplus_groups(view, a_leader_state()) == ([waiting] if trains else [])
