@@ -64,6 +64,10 @@ FINAL_CALLS_TIMEOUT_S = 90.0
 # once a minute loses little time and stays far below API rate limits.
 _MAX_BACKOFF_S = 60.0
 _MIN_BACKOFF_S = 0.5
+# Pauses of a standing request, while machines of another offer train: a share of the time for which
+# it was refused, so that a move to cheaper machines is late by this share of the outage at most.
+_STANDING_PAUSE_SHARE = 0.05
+_MAX_STANDING_PAUSE_S = 600.0
 # Longest pause after machines were released because too few were granted.
 _MAX_RELEASE_PAUSE_S = 3600.0
 # With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
@@ -240,9 +244,16 @@ def offer_request_due_s(view: View, offer: str) -> float:
     record = view.market.record_of(offer)
     if not record.refusals:
         return 0.0
+    longest_s = _MAX_BACKOFF_S
+    choice = view.market.choice
+    if view.market.round is not None and (choice is None or offer not in choice.workers):
+        # Machines of other offers train. A zone without capacity would otherwise add thousands of
+        # entries per day to the journal.
+        since_s = record.refused_at_s if record.refused_since_s is None else record.refused_since_s
+        refused_s = record.refused_at_s - since_s
+        longest_s = min(_MAX_STANDING_PAUSE_S, max(longest_s, _STANDING_PAUSE_SHARE * refused_s))
     # The exponent is limited so that 2.0**refusals cannot overflow.
-    pause_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 10))
-    return record.refused_at_s + pause_s
+    return record.refused_at_s + min(longest_s, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 11))
 
 
 def _slots_without(
@@ -340,14 +351,16 @@ def is_standing_request(view: View, token: Token) -> bool:
 def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
     """Granted groups that are not wanted, and of which no agent is connected.
 
-    Those of other offers once all workers have machines; before, a request that waits is kept: it
-    costs nothing. Those of other networks once machines run in one: they could not connect.
+    Those of other offers once all workers have machines and a round is open; before, a request that
+    waits is kept: it costs nothing, and may be the standing request then. Those of other networks
+    once machines run in one: they could not connect.
     """
     if view.market.choice is None:
         return []
     connected = {status.member.token for status in state.members.values()}
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
-    is_complete = not state.is_headless and _is_complete(view, state)
+    is_before_round = view.round is None and view.pending_fit_end is None
+    is_complete = not state.is_headless and not is_before_round and _is_complete(view, state)
     network = occupied_network(view, state)
     return [
         token
