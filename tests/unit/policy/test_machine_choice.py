@@ -35,7 +35,7 @@ NOW = 1000.0
 T0_MS = 1_000_000_000_000
 SPOT, ON_DEMAND = Token("t-spot"), Token("t-on-demand")
 WORK_S = 100.0
-START_S = 10.0
+START_S = 100.0
 TIMING = RunTiming(decision_interval_s=1.0, lease_timeout_s=20.0, rejoin_timeout_s=5.0)
 CLOCK_MARGIN_S = 5.0
 
@@ -93,7 +93,7 @@ def choose(view: View, state: LeaderState) -> list[str]:
     return list(chosen.workers)
 
 
-SLACKS_S = (20.0, 55.0, 75.0, 79.0, 90.0, 110.0, 200.0)
+SLACKS_S = range(20, 600, 20)
 NO_GROUPS: tuple[Token, ...] = ()
 
 
