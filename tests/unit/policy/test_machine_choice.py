@@ -133,7 +133,9 @@ def test_a_leader_without_any_agent_keeps_the_choice() -> None:
 def test_machines_that_wait_for_longer_than_a_start_are_refused() -> None:
     view = a_costed_view(60.0, SPOT, chosen="spot")
     waiting = a_group_status(NodeState.WAITING, NodeState.WAITING)
-    assert choose(view, observations(group_statuses={SPOT: waiting}, is_headless=True)) == ["on_demand"]
+    assert choose(view, observations(group_statuses={SPOT: waiting}, is_headless=True)) == [
+        "on_demand"
+    ]
     assert choose(view, observations(is_headless=True)) == ["on_demand"], "not observed yet"
     view = a_costed_view(60.0, SPOT, chosen="spot", trained=(SPOT,))
     unseen = observations(leading_since=NOW - START_S - 1, is_headless=True)
