@@ -15,6 +15,7 @@ from spotfit.policy.machine_choice import choose_machines
 from spotfit.testing.builders import (
     TOKEN,
     a_group,
+    a_group_status,
     a_leader_state,
     a_member,
     a_round,
@@ -53,7 +54,7 @@ def test_connected_on_demand_machines_run_whatever_is_chosen() -> None:
         choice=MachinesChosen(workers={"on_demand": 2}),
     )
     view = a_view(spec=a_spec(cost=a_cost(deadline_s=2800.0)), market=record)
-    state = a_leader_state(wall_ms=0)
+    state = a_leader_state(wall_ms=0, group_statuses={TOKEN: a_group_status()})
     chosen = []
     for _ in range(3):
         choice = choose_machines(view, state, 0.0)
