@@ -578,7 +578,8 @@ def _end_round(usage: Usage, at_ms: int, *, is_saved: bool) -> Usage:
     unsaved_ms = 0
     if ended.started_ms is not None:
         # Without one of its machines a round trains nothing, until a leader has noticed the loss.
-        stopped_ms = min([at_ms, *_end_times_ms(usage, ended.nodes)])
+        ends_ms = _end_times_ms(usage, ended.nodes)
+        stopped_ms = min([at_ms, *(one for one in ends_ms if one >= ended.started_ms)])
         usage = _idle(usage, ended.nodes, stopped_ms)
         unsaved_ms = max(0, stopped_ms - max(ended.started_ms, ended.saved_ms)) * len(ended.nodes)
     return replace(
@@ -587,7 +588,7 @@ def _end_round(usage: Usage, at_ms: int, *, is_saved: bool) -> Usage:
 
 
 def _end_times_ms(usage: Usage, nodes: Iterable[Node]) -> Iterator[int]:
-    """The latest possible ends of the machines that have ended."""
+    """The latest possible ends of the machines that have ended, or of their last attempts."""
     for _, use in _running(usage, nodes):
         if use.ended_ms is not None:
             yield use.ended_ms[1]

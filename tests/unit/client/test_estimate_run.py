@@ -278,7 +278,7 @@ def test_a_run_above_the_limit_is_confirmed_in_the_terminal(
     harness: ClientHarness, answer: str
 ) -> None:
     (question,) = confirm(harness, 20.0, answer)
-    assert "worst case $20.37" in question
+    assert "worst case $20.33" in question
     assert question.endswith("\nRent the machines? [y/N] ")
 
 

@@ -503,6 +503,18 @@ def test_only_work_until_the_loss_is_repeated_if_it_is_noticed_later() -> None:
     assert waste(run) == (40.0, 20.0, 50.0)
 
 
+def test_the_end_of_an_attempt_before_the_round_does_not_shorten_its_work() -> None:
+    run = two_machines()
+    run.observe(25, ended_ms=exactly(25))
+    run.add(30, RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason=""))
+    run.add(30, RoundOpened(round=a_round(2)))
+    run.add(40, TrainingFunctionStarted(round_number=2, startup_s=5.0))
+    run.add(100, FitEnded(outcome="finished"))
+    end_both(run, 100)
+    # Of machine 1, which waited from the loss at 25 s until the next start.
+    assert waste(run)[2] == 15.0
+
+
 @pytest.mark.parametrize("how", ["replicated", "memory", "committed"])
 def test_work_that_was_saved_elsewhere_is_not_repeated(how: str) -> None:
     run = two_machines()
