@@ -12,6 +12,7 @@ from spotfit.model.events import (
     CancelRequested,
     FailureCause,
     FitEnded,
+    GroupWaiting,
     LeaderElected,
     MachinesChosen,
     NodeLost,
@@ -167,6 +168,17 @@ def test_a_cancelled_run_requests_nothing() -> None:
     run.choose(0, "spot")
     run.add(0, CancelRequested(reason="by the user", save=False))
     assert isinstance(event(run), FitEnded)
+
+
+def test_a_reason_to_wait_is_recorded_while_the_run_trains() -> None:
+    run = training_on_spot()
+    run.choose(200, "spot", standing="on-demand")
+    run.request(200, "t-2", ON_DEMAND)
+    state = run.state(210)
+    waiting = replace(state.group_statuses[Token("t-2")], refusal="no capacity")
+    statuses = {**state.group_statuses, Token("t-2"): waiting}
+    recorded = event(run, 210, phase=training(run), group_statuses=statuses)
+    assert recorded == GroupWaiting(token=Token("t-2"), reason="no capacity")
 
 
 # --- Prices ---------------------------------------------------------------------------------------
