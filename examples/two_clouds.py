@@ -122,7 +122,7 @@ def fit(folder: Path, aws: SpotCloud, google: SpotCloud) -> spotfit.Result:
 
 def main() -> None:
     """Train, and print what the machines have cost."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         clouds = [open_cloud(folder / one, one) for one in ("aws_batch", "gcp_batch")]
         market = Market(str(folder / "runs" / "digits"), *clouds)

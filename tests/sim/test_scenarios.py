@@ -43,6 +43,7 @@ from spotfit_localsim.virtual.scenario_library import (
     agent_crash,
     all_machines_reclaimed_without_driver,
     budget_exhausted,
+    budget_scenario,
     checkpoint_retention,
     crash_loop,
     deadline_scenario,
@@ -537,6 +538,30 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
     assert record.deadline_s is not None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.deadline_s
+
+
+@pytest.mark.parametrize("seed", [50, 351])
+def test_deadline_is_kept_on_an_adversarial_market(seed: int) -> None:
+    """Spot machines that are lost directly after their start, and a wrong clock of each machine."""
+    scenario = deadline_scenario(seed)
+    record = simulate(scenario, seed).cost
+    assert scenario.cost_limits is not None
+    assert unmet_conditions(record, scenario.cost_limits) == ()
+    assert {one.market for one in record.machines} == {Market.SPOT, Market.ON_DEMAND}
+    assert record.deadline_s is not None
+    assert record.finished_at_s is not None
+    assert record.finished_at_s <= record.deadline_s
+
+
+@pytest.mark.parametrize("seed", [1, 228])
+def test_budget_is_kept_with_all_that_the_run_costs(seed: int) -> None:
+    """1: the price doubles, and the client's clock is wrong. 228: a sweep requests the machines."""
+    result = simulate(budget_scenario(seed), seed)
+    assert result.outcome == "cancelled"
+    assert result.view.is_cost_budget_used
+    budget_usd = result.cost.cost.budget_usd
+    assert budget_usd is not None
+    assert 0.7 * budget_usd < result.cost.total_usd <= budget_usd
 
 
 def test_missed_deadline_is_a_violation() -> None:

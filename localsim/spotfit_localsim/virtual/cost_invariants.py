@@ -92,6 +92,8 @@ class CostRecord:
     rounds: tuple[ObservedRound, ...] = ()
     released_at_s: tuple[tuple[Token, float], ...] = ()
     """When the run decided to release each group, or a machine of it."""
+    replaced: frozenset[tuple[Token, int]] = frozenset()
+    """Token and node index of the machines whose agents the run told to exit."""
     finished_at_s: float | None = None
     """When the result of the finished training was recorded; None if it did not finish."""
     billed_usd: tuple[tuple[str, float], ...] = ()
@@ -114,6 +116,9 @@ class CostRecord:
         """Whether the machine ended although the run had neither finished nor released it."""
         ended_s = machine.ended_at_s
         if ended_s is None or (self.finished_at_s is not None and ended_s >= self.finished_at_s):
+            return False
+        # A release is recorded after the machine has ended.
+        if machine.reason == "released" or (machine.token, machine.node) in self.replaced:
             return False
         released = [at_s for token, at_s in self.released_at_s if token == machine.token]
         return not any(at_s <= ended_s for at_s in released)
@@ -146,6 +151,16 @@ def read_releases(entries: Iterable[TimedEntry]) -> tuple[tuple[Token, float], .
             case NodeLost(token=token, is_unused=True):
                 releases.append((token, at_s))
     return tuple(releases)
+
+
+def read_replaced(entries: Iterable[TimedEntry]) -> frozenset[tuple[Token, int]]:
+    """Return the machines that the run has replaced while their agents were connected."""
+    events = (entry.event for _, entry in entries)
+    return frozenset(
+        (event.token, event.node)
+        for event in events
+        if isinstance(event, NodeLost) and event.agent is not None and event.cause is None
+    )
 
 
 def read_finish(entries: Iterable[TimedEntry]) -> float | None:

@@ -28,6 +28,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     find_cost_violation,
     read_finish,
     read_releases,
+    read_replaced,
     read_rounds,
 )
 from spotfit_localsim.virtual.engine import (
@@ -577,6 +578,7 @@ class SimWorld:
             requests=tuple(one for cloud in clouds for one in cloud.requests),
             rounds=read_rounds(self._timed_entries),
             released_at_s=read_releases(self._timed_entries),
+            replaced=read_replaced(self._timed_entries),
             finished_at_s=read_finish(self._timed_entries),
             billed_usd=tuple(
                 one for cloud in clouds for one in cloud.billed_usd_by_offer().items()

@@ -2,7 +2,7 @@
 
 It is folded from the journal, so that every leader decides from the same figures. Its times are
 those of `JournalView.elapsed_s`: durations of several leaders are added, and no clocks of two
-machines are compared.
+machines are compared. Only starts are measured by the storage's clock as well, for a deadline.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its offer; '' if the backend chooses."""
     planned_s: float
     """When it was planned."""
+    planned_ms: int | None = None
+    """The same by the storage's clock; None if that is not known."""
     waiting_since_s: float | None = None
     """Since when the backend gives a reason why machines of it do not run; None if they do."""
     has_trained: bool = False
@@ -125,8 +127,13 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> MarketRecord:
-    """Return the record after one more entry; `elapsed_s` is that of the entry."""
+def fold_market(
+    record: MarketRecord, event: JournalEvent, elapsed_s: float, at_ms: int | None = None
+) -> MarketRecord:
+    """Return the record after one more entry; `elapsed_s` is that of the entry.
+
+    `at_ms` is when it was written, by the storage's clock; None if its author may not know that.
+    """
     match event:
         case MachinesChosen():
             return replace(record, choice=event)
@@ -135,7 +142,7 @@ def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> 
             return replace(record, prices={**record.prices, **changed})
         case GroupPlanned(request=request) if request.role == "train":
             offer = request.offer.name if request.offer is not None else ""
-            planned = RequestRecord(offer=offer, planned_s=elapsed_s)
+            planned = RequestRecord(offer=offer, planned_s=elapsed_s, planned_ms=at_ms)
             return replace(record, requests={**record.requests, request.token: planned})
         case GroupRefused(token=token):
             refused = _refuse(record, token, elapsed_s, event.reason if event.is_final else "")
@@ -154,7 +161,7 @@ def fold_market(record: MarketRecord, event: JournalEvent, elapsed_s: float) -> 
         case RoundOpened():
             return _open_round(record, event)
         case TrainingFunctionStarted(startup_s=startup_s) if record.round is not None:
-            return _start_training(record, record.round, startup_s, elapsed_s)
+            return _start_training(record, record.round, startup_s, elapsed_s, at_ms)
         case CheckpointCommitted():
             return _commit(record, event)
         case RoundClosed() if record.round is not None:
@@ -216,7 +223,11 @@ def _offers_of(record: MarketRecord, tokens: Sequence[Token]) -> list[str]:
 
 
 def _start_training(
-    record: MarketRecord, opened: RoundRecord, startup_s: float, elapsed_s: float
+    record: MarketRecord,
+    opened: RoundRecord,
+    startup_s: float,
+    elapsed_s: float,
+    at_ms: int | None,
 ) -> MarketRecord:
     new = [
         one
@@ -227,6 +238,11 @@ def _start_training(
     if new:
         # The latest request: machines that joined before have waited for those of it.
         started_s = max(elapsed_s - max(one.planned_s for one in new), startup_s)
+        planned_ms = [one.planned_ms for one in new if one.planned_ms is not None]
+        if at_ms is not None and planned_ms:
+            # `elapsed_s` lacks the time from the last entry of the leader that requested them until
+            # the new one has read it: at the first start, most of the boot.
+            started_s = max(started_s, (at_ms - max(planned_ms)) / 1000)
         durations_s = (*durations_s, started_s)[-MAX_MEASUREMENTS:]
     trained = {
         token: replace(one, has_trained=one.has_trained or token in opened.tokens)

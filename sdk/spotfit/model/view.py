@@ -430,7 +430,10 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
     if isinstance(entry.event, FitStarted):
         after = replace(after, fit_started_at_ms=entry.written_at_ms)
     if isinstance(after, View) and after.spec.cost.chooses_offers:
-        market = fold_market(after.market, entry.event, max(view.elapsed_s, entry.elapsed_s))
+        # With a deadline, offers are chosen once the leader has measured the storage's clock.
+        at_ms = entry.written_at_ms if after.spec.cost.deadline_ms is not None else None
+        elapsed_s = max(view.elapsed_s, entry.elapsed_s)
+        market = fold_market(after.market, entry.event, elapsed_s, at_ms)
         after = replace(after, market=market)
     if isinstance(entry.event, FitEnded):
         after = replace(after, fit_ended_at_ms=entry.written_at_ms)

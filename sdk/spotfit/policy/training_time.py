@@ -9,6 +9,7 @@ from spotfit.model.view import View
 
 # Of the measured starts, all but the slowest one of ten.
 _START_QUANTILE = 0.9
+_MIN_MEASURED_SHARE = 0.05
 
 
 def start_time_s(view: View) -> float:
@@ -31,9 +32,13 @@ def changeover_s(view: View) -> float:
 def complete_training_s(view: View) -> float | None:
     """Return the duration of the complete training with all workers; None if it is unknown.
 
-    The slower one of the measured speed and the user's estimate.
+    The slower one of the measured speed and the user's estimate. Only the estimate before the
+    measurement covers `_MIN_MEASURED_SHARE`: the first steps of a process are often slow.
     """
-    known = (view.market.complete_training_s, view.spec.cost.training_time_s)
+    given_s = view.spec.cost.training_time_s
+    if given_s is not None and view.market.measured_share < _MIN_MEASURED_SHARE:
+        return given_s
+    known = (view.market.complete_training_s, given_s)
     return max((one for one in known if one is not None), default=None)
 
 

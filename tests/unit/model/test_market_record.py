@@ -7,6 +7,7 @@ import pytest
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
     FailureCause,
+    FitStarted,
     GroupPlanned,
     GroupRefused,
     GroupsReleased,
@@ -20,8 +21,10 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.market_record import MarketRecord, OfferRecord, fold_market
 from spotfit.model.offer import Market, Offer
+from spotfit.model.spec import CostSpec
 from spotfit.model.topology import SnapshotId
-from spotfit.testing.builders import TOKEN, a_committed_checkpoint, a_round
+from spotfit.model.view import JournalView, View, fold
+from spotfit.testing.builders import TOKEN, a_committed_checkpoint, a_round, a_spec, an_entry
 
 SPOT = Offer(name="spot", provisioner="sim", market=Market.SPOT)
 
@@ -96,6 +99,25 @@ def test_requests_without_an_offer_have_no_record() -> None:
 
 def test_a_start_lasts_from_the_request_to_the_training_function() -> None:
     assert TRAINING.start_durations_s == (60.0,)
+
+
+@pytest.mark.parametrize(("deadline_ms", "expected_s"), [(1, 400.0), (None, 10.0)])
+def test_with_a_deadline_a_start_includes_the_boot_that_no_leader_has_seen(
+    deadline_ms: int | None, expected_s: float
+) -> None:
+    """The time between two leaders is not in `elapsed_s`; all clocks are those of the storage."""
+    spec = a_spec(cost=CostSpec(offers=(SPOT,), deadline_ms=deadline_ms, budget_usd=1.0))
+    view: JournalView = JournalView()
+    for written_s, elapsed_s, event in (
+        (0, 0.0, FitStarted(spec=spec)),
+        (5, 5.0, planned()),
+        (404, 14.0, RoundOpened(round=a_round())),
+        (405, 15.0, TrainingFunctionStarted(round_number=1, startup_s=1.0)),
+    ):
+        entry = an_entry(event, written_at_ms=1000 * written_s, elapsed_s=elapsed_s)
+        view = fold(view, entry)
+    assert isinstance(view, View)
+    assert view.market.start_durations_s == (expected_s,)
 
 
 def test_a_restart_on_the_same_machines_is_no_start() -> None:

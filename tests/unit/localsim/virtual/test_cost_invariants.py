@@ -34,12 +34,15 @@ from spotfit_localsim.virtual.cost_invariants import (
     find_unused_machines,
     read_finish,
     read_releases,
+    read_replaced,
     read_rounds,
     unmet_conditions,
 )
+from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.sim_cloud import CloudRequest, MachineRecord
 
-COST = CostSpec(deadline_ms=10_000_000, uses_on_demand=True, training_time_s=8_000.0)
+DEADLINE_MS = wall_ms(10_000.0)
+COST = CostSpec(deadline_ms=DEADLINE_MS, uses_on_demand=True, training_time_s=8_000.0)
 
 
 WITH_BUDGET = structs.replace(COST, budget_usd=20.0)
@@ -152,11 +155,13 @@ LATE = replace(KEPT, finished_at_s=10_060.0)
         (replace(LATE, machines=(), released_at_s=()), "machines of d1 were not up within 120 s"),
         (replace(LATE, released_at_s=()), "d1.0 was lost"),
         (replace(LATE, cost=structs.replace(COST, budget_usd=90.0)), "the budget limits"),
-        (replace(LATE, cost=CostSpec(deadline_ms=10_000_000)), "not permitted"),
+        (replace(LATE, cost=CostSpec(deadline_ms=DEADLINE_MS)), "not permitted"),
         (
             replace(
                 LATE,
-                cost=CostSpec(deadline_ms=10_000_000, uses_on_demand=True, training_time_s=9_500.0),
+                cost=CostSpec(
+                    deadline_ms=DEADLINE_MS, uses_on_demand=True, training_time_s=9_500.0
+                ),
             ),
             "the training and a changeover take 10100 s",
         ),
@@ -348,3 +353,14 @@ def test_rounds_releases_and_the_finish_are_read_from_the_journal() -> None:
     assert read_releases(entries) == (("t2", 2.0), ("t1", 7.0), ("t4", 7.0))
     assert read_finish(entries) == 5.0
     assert read_finish(entries[:4]) is None
+
+
+def test_machines_that_the_run_has_replaced_or_released_are_not_lost() -> None:
+    gone = machine("d1", 0.0, 100.0)
+    lost = NodeLost(token=Token("d1"), node=0, agent=AgentId("a"), reason="it was replaced")
+    preempted = structs.replace(lost, cause=FailureCause.PREEMPTION)
+    for event, is_lost in ((lost, False), (preempted, True)):
+        entry = JournalEntry(run_id=RunId("r"), author=AgentId("a1"), event=event, written_at_ms=0)
+        record = replace(KEPT, replaced=read_replaced([(99.0, entry)]), released_at_s=())
+        assert record.is_lost(gone) is is_lost
+    assert not replace(KEPT, released_at_s=()).is_lost(replace(gone, reason="released"))
