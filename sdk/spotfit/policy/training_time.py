@@ -24,7 +24,7 @@ def changeover_s(view: View) -> float:
 
     Detection of the loss, the start of other machines, and the work that is repeated.
     """
-    gap_s = max(view.market.commit_gaps_s, default=0.0)
+    gap_s = max([*view.market.commit_gaps_s, *view.market.first_gaps_s], default=0.0)
     return view.spec.timing.lease_timeout_s + start_time_s(view) + gap_s
 
 
@@ -33,7 +33,10 @@ def complete_training_s(view: View) -> float | None:
 
     The slower one of the measured speed and the user's estimate.
     """
-    known = (view.market.complete_training_s, view.spec.cost.training_time_s)
+    estimate_s = view.spec.cost.training_time_s
+    if estimate_s is not None and view.market.measured_share == 0:
+        return estimate_s  # the first interval of a round contains the start of its function
+    known = (view.market.complete_training_s, estimate_s)
     return max((one for one in known if one is not None), default=None)
 
 
