@@ -550,9 +550,9 @@ class RunHandle:
         self._last_event_at = self._clock.now()
         if isinstance(entry.event, FitStarted):  # another fit() continues this run
             self._fit_end = self._final_view = None
-        is_unjoined = isinstance(lost := entry.event, NodeLost) and lost.agent is None
-        if is_unjoined and not lost.is_withdrawn_request:
-            self._unjoined_loss_at = self._unjoined_loss_at or self._last_event_at
+        match entry.event:
+            case NodeLost(agent=None) as lost if not lost.is_withdrawn_request:
+                self._unjoined_loss_at = self._unjoined_loss_at or self._last_event_at
         if isinstance(entry.event, FitEnded):
             # Kept, because the view changes if another fit() continues the run before `result()`.
             self._fit_end, self._final_view = entry.event, self._ledger.view
