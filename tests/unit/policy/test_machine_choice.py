@@ -19,7 +19,6 @@ from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import find_lost_nodes, surplus_groups
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.policy.scheduler import next_round
-from spotfit.policy.training_time import changeover_s, complete_training_s
 from spotfit.testing.builders import (
     a_group,
     a_group_status,
@@ -181,14 +180,3 @@ def test_a_machine_of_the_standing_request_may_join_a_run_that_is_complete() -> 
     choice = MachinesChosen(workers={"on_demand": 2}, standing_offer="spot")
     standing = replace(view, market=replace(view.market, choice=choice))
     assert list(find_lost_nodes(standing, state, NOW)) == []
-
-
-def test_imports_and_restores_of_a_round_do_not_slow_the_measured_speed() -> None:
-    """Without a second commit the estimate of the user is better than what was measured."""
-    first = {"first_share": 0.1, "first_s": 100.0, "first_gaps_s": (100.0,)}
-    view = a_costed_view(300.0, **first)
-    assert complete_training_s(view) == WORK_S
-    slow = replace(view.market, measured_share=0.1, measured_s=15.0, commit_gaps_s=(15.0,))
-    measured = replace(view, market=slow)
-    assert complete_training_s(measured) == pytest.approx(150.0)
-    assert changeover_s(measured) == TIMING.lease_timeout_s + START_S + 100.0, "with the restore"
