@@ -78,6 +78,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Progress, and age of the round in seconds, from which the next commit is measured."""
     committed_age_s: float = 0.0
     """Age of the round at its last commit, or when the training function was called."""
+    has_committed: bool = False
+    """Whether it had a commit: before, the function imports, restores and compiles."""
 
 
 class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,18 +97,30 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
     start_durations_s: tuple[float, ...] = ()
     """The last durations from a request for machines to the call of the training function."""
     commit_gaps_s: tuple[float, ...] = ()
-    """The last durations of training between two commits."""
+    """The last durations of training between two commits of a round."""
+    first_gaps_s: tuple[float, ...] = ()
+    """The last durations from the call of the training function to the first commit, which include
+    imports and the restore."""
     progress: float | None = None
     """The share of the training that the latest checkpoint contains; None if it is unknown."""
     measured_share: float = 0.0
     """The share of the training in which its speed was measured."""
     measured_s: float = 0.0
     """How long that has taken."""
+    first_share: float = 0.0
+    """As `measured_share`, for the first interval of each round, which includes its start."""
+    first_s: float = 0.0
+    """How long that has taken."""
 
     @property
     def complete_training_s(self) -> float | None:
-        """Duration of the complete training at the measured speed; None before a measurement."""
-        return self.measured_s / self.measured_share if self.measured_share > 0 else None
+        """Duration of the complete training at the measured speed; None before a measurement.
+
+        Too long as long as no round had two commits.
+        """
+        if self.measured_share > 0:
+            return self.measured_s / self.measured_share
+        return self.first_s / self.first_share if self.first_share > 0 else None
 
     def record_of(self, offer: str) -> OfferRecord:
         """Return what was observed of the offer with that name."""
@@ -117,9 +131,12 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
         return MarketRecord(
             start_durations_s=self.start_durations_s,
             commit_gaps_s=self.commit_gaps_s,
+            first_gaps_s=self.first_gaps_s,
             progress=self.progress,
             measured_share=self.measured_share,
             measured_s=self.measured_s,
+            first_share=self.first_share,
+            first_s=self.first_s,
             offers={
                 name: OfferRecord(running_s=one.running_s, losses=one.losses)
                 for name, one in self.offers.items()
@@ -266,14 +283,25 @@ def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:
     measured_from = None if event.progress is None else (event.progress, age_s)
     record = replace(
         record,
-        round=replace(opened, measured_from=measured_from, committed_age_s=age_s),
-        commit_gaps_s=(*record.commit_gaps_s, gap_s)[-MAX_MEASUREMENTS:],
+        round=replace(
+            opened, measured_from=measured_from, committed_age_s=age_s, has_committed=True
+        ),
     )
+    if opened.has_committed:
+        gaps_s = (*record.commit_gaps_s, gap_s)[-MAX_MEASUREMENTS:]
+        record = replace(record, commit_gaps_s=gaps_s)
+    else:
+        gaps_s = (*record.first_gaps_s, gap_s)[-MAX_MEASUREMENTS:]
+        record = replace(record, first_gaps_s=gaps_s)
     if opened.measured_from is None or event.progress is None:
         return record
     share, measured_s = event.progress - opened.measured_from[0], age_s - opened.measured_from[1]
     if share <= 0 or measured_s <= 0:
         return record
+    if not opened.has_committed:
+        return replace(
+            record, first_share=record.first_share + share, first_s=record.first_s + measured_s
+        )
     return replace(
         record,
         measured_share=record.measured_share + share,

@@ -306,7 +306,8 @@ def _record_prices(view: View, state: LeaderState, now: float) -> Iterator[Leade
 
 
 def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
-    if _is_training_over(view):
+    # The last save has no progress; other machines would train nothing.
+    if _is_training_over(view) or isinstance(state.phase, Returned):
         return
     chosen = machine_choice.choose_machines(view, state, now)
     if chosen is None:

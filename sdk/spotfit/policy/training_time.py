@@ -9,7 +9,6 @@ from spotfit.model.view import View
 
 # Of the measured starts, all but the slowest one of ten.
 _START_QUANTILE = 0.9
-_MIN_MEASURED_SHARE = 0.05
 
 
 def start_time_s(view: View) -> float:
@@ -25,20 +24,19 @@ def changeover_s(view: View) -> float:
 
     Detection of the loss, the start of other machines, and the work that is repeated.
     """
-    gap_s = max(view.market.commit_gaps_s, default=0.0)
+    gap_s = max([*view.market.commit_gaps_s, *view.market.first_gaps_s], default=0.0)
     return view.spec.timing.lease_timeout_s + start_time_s(view) + gap_s
 
 
 def complete_training_s(view: View) -> float | None:
     """Return the duration of the complete training with all workers; None if it is unknown.
 
-    The slower one of the measured speed and the user's estimate. Only the estimate before the
-    measurement covers `_MIN_MEASURED_SHARE`: the first steps of a process are often slow.
+    The slower one of the measured speed and the user's estimate.
     """
-    given_s = view.spec.cost.training_time_s
-    if given_s is not None and view.market.measured_share < _MIN_MEASURED_SHARE:
-        return given_s
-    known = (view.market.complete_training_s, given_s)
+    estimate_s = view.spec.cost.training_time_s
+    if estimate_s is not None and view.market.measured_share == 0:
+        return estimate_s  # the first interval of a round contains the start of its function
+    known = (view.market.complete_training_s, estimate_s)
     return max((one for one in known if one is not None), default=None)
 
 

@@ -40,15 +40,6 @@ def test_a_changeover_without_commits_is_detection_and_start() -> None:
     assert changeover_s(OfferedRun().view) == LEASE_S + START_S
 
 
-def test_a_measurement_of_the_first_steps_does_not_replace_the_estimate() -> None:
-    record = MarketRecord(measured_s=60.0, measured_share=0.04)
-    cost = CostSpec(training_time_s=100.0)
-    view = a_view(spec=a_spec(cost=cost), market=record)
-    assert complete_training_s(view) == 100.0
-    unknown = a_view(market=record)
-    assert complete_training_s(unknown) == pytest.approx(1500.0), "without an estimate"
-
-
 @pytest.mark.parametrize(
     ("measured_s", "given_s", "expected_s"),
     [

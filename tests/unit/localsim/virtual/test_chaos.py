@@ -14,6 +14,7 @@ from spotfit.testing.builders import ManualClock
 from spotfit_localsim.live.chaos_runs import LiveChaosSummary
 from spotfit_localsim.virtual import chaos
 from spotfit_localsim.virtual.cost_invariants import CostBounds
+from spotfit_localsim.virtual.engine import wall_ms
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import plain
 from spotfit_localsim.virtual.workload import Workload
@@ -81,7 +82,7 @@ def test_failed_virtual_run_fails_the_command(
 
 def test_deadlines_that_are_guaranteed_are_counted() -> None:
     limits = CostBounds(arrival_s=60.0, changeover_s=60.0, set_size=2)
-    cost = CostSpec(deadline_ms=300_000, uses_on_demand=True, training_time_s=30.0)
+    cost = CostSpec(deadline_ms=wall_ms(300.0), uses_on_demand=True, training_time_s=30.0)
     summary = chaos.VirtualChaosSummary()
     guaranteed = replace(plain, cost=cost, cost_limits=limits)
     impossible = replace(guaranteed, cost=structs.replace(cost, training_time_s=290.0))
