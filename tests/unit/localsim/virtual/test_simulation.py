@@ -110,4 +110,4 @@ def test_wall_clocks_of_processes_differ_by_the_error_of_the_scenario() -> None:
     errors_s = [(one.written_at_ms - WALL_EPOCH_MS) / 1000 for one in result.entries]
     assert len({one // 100 for one in errors_s}) > 1
     assert max(map(abs, errors_s)) <= 500.0 + result.duration_s
-    assert result.duration_s == still.duration_s
+    assert result.duration_s == right.duration_s
