@@ -54,7 +54,7 @@ def test_connected_on_demand_machines_run_whatever_is_chosen() -> None:
     )
     view = a_view(spec=a_spec(cost=a_cost(deadline_s=2800.0)), market=record)
     state = a_leader_state(wall_ms=0)
-    chosen = []
+    chosen: list[str] = []
     for _ in range(3):
         choice = choose_machines(view, state, 0.0)
         assert choice is not None
