@@ -44,7 +44,7 @@ def train(config: dict[str, Any]) -> float:
     )
     checkpointer.restore()
     for _ in range(checkpointer.steps, config["steps"]):
-        loss = torch.nn.functional.cross_entropy(model(images.float() / 16), labels)
+        loss: Any = torch.nn.functional.cross_entropy(model(images.float() / 16), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -97,3 +97,27 @@ def test_a_used_up_budget_ends_the_run_and_rents_nothing_more(
     assert cost.max_usd is not None
     assert cost.max_usd < budget_usd
     assert_same_bill(cost, cloud)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_uses_the_machines_of_two_clouds(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    example = importlib.import_module("two_clouds")
+    result: spotfit.Result | None = None
+
+    def fit(*arguments: Any) -> spotfit.Result:
+        nonlocal result
+        result = original(*arguments)
+        return result
+
+    original = example.fit
+    monkeypatch.setattr(example, "fit", fit)
+    example.main()
+    assert result is not None
+    assert result.return_value > 0.9
+    markets = {one.offer.split("/")[0]: one.market for one in result.cost.offers}
+    assert {one.market.value for one in result.cost.offers} == {"spot", "on_demand"}
+    assert markets.keys() == {"aws_batch", "gcp_batch"}
+    assert "saved" in capfd.readouterr().out
