@@ -134,7 +134,7 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
 def _refused_s(view: View, state: LeaderState, offer: Offer) -> float | None:
     """How long its machines have been refused; None if they run or would be granted."""
     tokens = _tokens_of(view, offer.name)
-    if any(_has_machines(state, token) for token in tokens):
+    if any(_has_machines(view, state, token) for token in tokens):
         return None
     record = view.market.record_of(offer.name)
     waiting_s = [
@@ -163,13 +163,16 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
     ]
 
 
-def _has_machines(state: LeaderState, token: Token) -> bool:
+def _has_machines(view: View, state: LeaderState, token: Token) -> bool:
     status = state.group_statuses.get(token)
     has_members = any(one.member.token == token for one in state.members.values())
     is_running = status is not None and any(
         node.state is NodeState.RUNNING for node in status.nodes
     )
-    return has_members or is_running
+    # They are billed while they boot, and some offers boot for longer than others.
+    usage = view.usage.groups.get(token)
+    is_billed = usage is not None and any(one.started_ms is not None for one in usage.machines)
+    return has_members or is_running or is_billed
 
 
 def _running_offer(view: View, state: LeaderState, candidates: Sequence[_Candidate]) -> int | None:
