@@ -93,7 +93,7 @@ class CostRecord:
     released_at_s: tuple[tuple[Token, float], ...] = ()
     """When the run decided to release each group, or a machine of it."""
     replaced: frozenset[tuple[Token, int]] = frozenset()
-    """Token and node index of the machines whose agents the run has asked to exit."""
+    """Token and node index of the machines whose agents the run has stopped."""
     finished_at_s: float | None = None
     """When the result of the finished training was recorded; None if it did not finish."""
     billed_usd: tuple[tuple[str, float], ...] = ()

@@ -154,7 +154,7 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
 def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> float | None:
     """How long its machines have been refused; None if they run or would be granted."""
     tokens = _tokens_of(view, offer.name)
-    if any(has_machines(state, token) for token in tokens):
+    if any(has_machines(state, token) or _is_billed(view, token) for token in tokens):
         return None
     record = view.market.record_of(offer.name)
     waiting_s = [
@@ -184,6 +184,12 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
         for token, one in view.market.requests.items()
         if one.offer == offer and view.groups[token].active_nodes
     ]
+
+
+def _is_billed(view: View, token: Token) -> bool:
+    """Whether machines of the group are billed, as while they boot; some boot for long."""
+    usage = view.usage.groups.get(token)
+    return usage is not None and any(one.started_ms is not None for one in usage.machines)
 
 
 def _running_offer(

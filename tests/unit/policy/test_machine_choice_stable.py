@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
+from spotfit.model.group import NodeState
 from spotfit.model.market_record import MarketRecord, OfferRecord, RequestRecord, RoundRecord
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec
+from spotfit.model.usage import GroupUsage, MachineUse, Usage
 from spotfit.policy.capacity import offer_request_due_s, surplus_groups
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.testing.builders import (
@@ -98,3 +100,34 @@ def test_a_waiting_request_of_another_offer_is_released_once_a_round_is_open(tra
     opened = {"round": a_round(members=members)} if trains else {}
     view = a_view(market=record, groups=groups, **opened)
     assert surplus_groups(view, a_leader_state()) == ([waiting] if trains else [])
+
+
+@pytest.mark.parametrize(("is_billed", "chosen"), [(True, "spot"), (False, "on_demand")])
+def test_a_request_whose_machines_boot_for_long_is_not_refused(
+    is_billed: bool, chosen: str
+) -> None:
+    """It has waited for longer than starts take; on-demand machines train."""
+    slow = Token("slow")
+    record = MarketRecord(
+        choice=MachinesChosen(workers={"spot": 2}),
+        requests={
+            TOKEN: RequestRecord(offer="on_demand", planned_s=0.0, has_trained=True),
+            slow: RequestRecord(offer="spot", planned_s=0.0),
+        },
+        round=RoundRecord(tokens=(TOKEN,), start_progress=0.0),
+    )
+    use = MachineUse(started_ms=(0, 0) if is_billed else None)
+    group = GroupUsage(planned_ms=0, provisioner="local", machines=(use, use))
+    view = a_view(
+        spec=a_spec(cost=a_cost(deadline_s=20_000.0)),
+        market=record,
+        groups={TOKEN: a_group(), slow: a_group(token=slow)},
+        usage=Usage(groups={slow: group}),
+    )
+    waiting = a_group_status(NodeState.WAITING, NodeState.WAITING)
+    state = a_leader_state(
+        wall_ms=0, elapsed_s=700.0, group_statuses={TOKEN: a_group_status(), slow: waiting}
+    )
+    choice = choose_machines(view, state, 0.0)
+    assert choice is not None
+    assert list(choice.workers) == [chosen]
