@@ -75,7 +75,8 @@ def run_python(
     return subprocess.run(
         [sys.executable, "-X", "warn_default_encoding", "-c", start, json.dumps(names), *arguments],
         capture_output=True,
-        text=True,
+        # As the process encodes its output.
+        encoding=environment.get("PYTHONIOENCODING") or "utf-8",
         timeout=100,
         check=False,
         cwd=cwd,
