@@ -67,13 +67,13 @@ def open_cloud(folder: Path, name: str) -> SpotCloud:
     return SpotCloud(folder, cloud=name, price_history=str(path), **options)
 
 
-class Market:
+class CapacityChanges:
     """Changes the spot capacity of both clouds while the run trains."""
 
     def __init__(self, url: str, aws: SpotCloud, google: SpotCloud) -> None:
         self.url, self.aws, self.google = url, aws, google
 
-    def change(self) -> None:
+    def make(self) -> None:
         """AWS has no spot machines any more, then Google, and then both have some again."""
         self.wait_until_trained("spot", self.aws)
         self.aws.set_capacity(0)
@@ -125,8 +125,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         clouds = [open_cloud(folder / one, one) for one in ("aws_batch", "gcp_batch")]
-        market = Market(str(folder / "runs" / "digits"), *clouds)
-        threading.Thread(target=market.change, daemon=True).start()
+        changes = CapacityChanges(str(folder / "runs" / "digits"), *clouds)
+        threading.Thread(target=changes.make, daemon=True).start()
         try:
             result = fit(folder, *clouds)
         finally:

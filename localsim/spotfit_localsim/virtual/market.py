@@ -123,19 +123,6 @@ class SimMarketConfig:
         )
 
 
-def recorded_spot_offer(name: str, trace: CapacityTrace, *, zone: str = "") -> SimOfferConfig:
-    """Return a spot offer with the capacity and the prices of a recording.
-
-    Raises `ConfigError` if the recording has no price.
-    """
-    prices = trace.spot_prices
-    if not prices:
-        if trace.spot_usd_per_hour is None:
-            raise ConfigError(f"The recording {trace.name} has no spot price.")
-        prices = ((0.0, trace.spot_usd_per_hour),)
-    return SimOfferConfig(name=name, zone=zone, prices=prices, capacity=trace)
-
-
 def price_at(prices: tuple[PriceChange, ...], now: float) -> float:
     """Return the price in force at `now`, in US dollars per hour."""
     return prices[_last_change(prices, now)][1]

@@ -14,10 +14,8 @@ from spotfit.model.offer import Market, Offer, Price
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import (
     OfferListing,
-    default_offer,
     list_offers,
     offer_name,
-    on_demand_equivalent,
     select_offer,
 )
 
@@ -87,54 +85,3 @@ def test_offer_that_the_options_do_not_allow_is_an_error_with_the_remedy(other: 
     with pytest.raises(ConfigError, match="a, b") as raised:
         select_offer(replace(REQUEST, offer=other), [an_offer("a"), an_offer("b")], do="set x")
     assert raised.value.do == "set x"
-
-
-@pytest.mark.parametrize(
-    ("stated", "offers", "expected"),
-    [
-        ("b", [an_offer("a"), an_offer("b")], "b"),
-        ("", [an_offer("a")], None),
-        (None, [an_offer("a"), an_offer("b", Market.ON_DEMAND)], "a"),
-        (None, [an_offer("a"), an_offer("b")], None),
-        (None, [an_offer("a", Market.ON_DEMAND)], None),
-    ],
-)
-def test_default_offer_is_the_stated_one_or_the_only_one_of_the_market(
-    stated: str | None, offers: list[Offer], expected: str | None
-) -> None:
-    listing = OfferListing(offers=tuple(offers), default=stated)
-    found = default_offer(Backend(), listing)  # type: ignore[arg-type]  # what is called
-    assert (found and found.name) == expected
-
-
-def test_default_offer_of_a_backend_without_preemptions_is_on_demand() -> None:
-    listing = OfferListing(offers=(an_offer("a"), an_offer("b", Market.ON_DEMAND)))
-    found = default_offer(Backend(is_spot=False), listing)  # type: ignore[arg-type]  # what is called
-    assert found is not None
-    assert found.name == "b"
-
-
-@pytest.mark.parametrize(
-    ("offer", "expected"),
-    [
-        (an_offer("s", region="r1", zone="z1", machine_type="p5"), "zone"),
-        (an_offer("s", region="r1", zone="z9", machine_type="p5"), "region"),
-        (an_offer("s", region="r1", machine_type="g5"), "any type"),
-        (an_offer("s", region="r2", machine_type="p5"), "other"),
-        (an_offer("s", region="r2", machine_type="g5"), None),
-        (an_offer("s", region="r3"), None),
-        (an_offer("self", Market.ON_DEMAND, region="r3"), "self"),
-    ],
-)
-def test_on_demand_equivalent_is_in_the_same_region_and_of_the_same_type(
-    offer: Offer, expected: str | None
-) -> None:
-    listed = [
-        an_offer("spot", region="r1", zone="z1", machine_type="p5"),
-        an_offer("region", Market.ON_DEMAND, region="r1", zone="z2", machine_type="p5"),
-        an_offer("zone", Market.ON_DEMAND, region="r1", zone="z1", machine_type="p5"),
-        an_offer("any type", Market.ON_DEMAND, region="r1"),
-        an_offer("other", Market.ON_DEMAND, region="r2", machine_type="p5"),
-    ]
-    found = on_demand_equivalent(offer, listed)
-    assert (found and found.name) == expected

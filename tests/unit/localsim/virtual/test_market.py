@@ -18,7 +18,6 @@ from spotfit_localsim.virtual.market import (
     cost_usd,
     price_at,
     random_outages,
-    recorded_spot_offer,
 )
 
 PRICES = ((0.0, 3.6), (100.0, 7.2), (200.0, 1.8))
@@ -104,17 +103,6 @@ def test_offers_are_listed_with_the_prices_in_force() -> None:
 def test_offers_need_different_names() -> None:
     with pytest.raises(ConfigError, match="different names"):
         SimMarketConfig(offers=(SimOfferConfig(name="a"), SimOfferConfig(name="a")))
-
-
-def test_recording_with_prices_is_an_offer() -> None:
-    points = ((0.0, 2), (50.0, 0))
-    trace = CapacityTrace("zone", points, spot_usd_per_hour=2.0)
-    assert recorded_spot_offer("a", trace).prices == ((0.0, 2.0),)
-    changing = CapacityTrace("zone", points, spot_usd_per_hour=2.0, spot_prices=PRICES)
-    offer = recorded_spot_offer("a", changing)
-    assert (offer.prices, offer.capacity) == (PRICES, changing)
-    with pytest.raises(ConfigError, match="no spot price"):
-        recorded_spot_offer("a", CapacityTrace("zone", points))
 
 
 def test_on_demand_machines_have_no_end_of_their_lifetime() -> None:

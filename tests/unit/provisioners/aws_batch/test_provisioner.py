@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
+from spotfit.host.system import new_run_id
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
@@ -26,6 +26,7 @@ from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as provisioner_module
 from spotfit_provisioners.aws_batch.options import AwsBatchOptions
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+from tests.unit.provisioners.waiting import until
 
 pytest.importorskip("boto3")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -72,15 +73,6 @@ def submit_running(
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle)
     return handle
-
-
-def until(condition: Callable[[], object]) -> None:
-    """A process may miss a SIGTERM directly after its fork and then ends after 30 s."""
-    clock = SystemClock()
-    deadline = clock.now() + 60
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.02)
 
 
 def test_older_job_of_concurrent_submissions_stays(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError, ProvisionPermissionError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id, wall_ms
-from spotfit.model.group import GroupHandle, GroupRequest, GroupStatus, NodeState
+from spotfit.host.system import new_run_id, wall_ms
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.offers import list_offers
@@ -21,6 +21,7 @@ from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.aws_batch import client as calls
 from spotfit_provisioners.aws_batch import provisioner as provisioner_module
 from spotfit_provisioners.aws_batch.provisioner import AwsBatchProvisioner
+from tests.unit.provisioners.waiting import until, wait_for_state
 
 pytest.importorskip("boto3")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -89,21 +90,6 @@ def submit(
     return handle
 
 
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 60
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.02)
-
-
-def wait_for(
-    provisioner: AwsBatchProvisioner, handle: GroupHandle, state: NodeState
-) -> GroupStatus:
-    until(lambda: provisioner.observe(handle).nodes[0].state is state)
-    return provisioner.observe(handle)
-
-
 def test_every_queue_has_an_offer_and_its_plan_names_only_this_queue(sim: Simulator) -> None:
     provisioner = open_provisioner(sim, queues=("spot", "other"))
     offers = list_offers(provisioner, REQUEST).offers
@@ -141,10 +127,10 @@ def test_on_demand_is_granted_and_kept_while_spot_is_refused(sim: Simulator) -> 
     sim.market.max_machines = 0
     refused = submit(provisioner, name="t-spot", offer=offer_named(provisioner, SPOT))
     granted = submit(provisioner, offer=offer_named(provisioner, ON_DEMAND))
-    status = wait_for(provisioner, refused, NodeState.REFUSED)
+    status = wait_for_state(provisioner, refused, NodeState.REFUSED)
     assert "queue spot has no capacity for the requested offer" in status.nodes[0].reason
     assert "INSUFFICIENT_INSTANCE_CAPACITY" in status.refusal
-    wait_for(provisioner, granted, NodeState.RUNNING)
+    wait_for_state(provisioner, granted, NodeState.RUNNING)
     (machine,) = sim.datacenter.active_machines()
     assert machine.market is Market.ON_DEMAND
     assert machine.environment["AWS_BATCH_CE_NAME"] == "on-demand"
@@ -156,11 +142,11 @@ def test_on_demand_is_granted_and_kept_while_spot_is_refused(sim: Simulator) -> 
 def test_refused_restart_keeps_the_times_of_the_attempt_that_was_billed(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     handle = submit(provisioner, offer=offer_named(provisioner, SPOT))
-    wait_for(provisioner, handle, NodeState.RUNNING)
+    wait_for_state(provisioner, handle, NodeState.RUNNING)
     (machine,) = sim.datacenter.active_machines()
     sim.market.max_machines = 0
     sim.datacenter.reclaim(machine, notice=False)
-    (node,) = wait_for(provisioner, handle, NodeState.REFUSED).nodes
+    (node,) = wait_for_state(provisioner, handle, NodeState.REFUSED).nodes
     assert machine.started_at_s is not None
     assert machine.ended_at_s is not None
     billed = (machine.started_at_s, machine.ended_at_s)
@@ -172,7 +158,7 @@ def test_refused_on_demand_group_leaves_its_queue_to_the_run(sim: Simulator) -> 
     sim.market.max_on_demand_machines = 0
     provisioner = open_provisioner(sim)
     handle = submit(provisioner, offer=offer_named(provisioner, ON_DEMAND))
-    status = wait_for(provisioner, handle, NodeState.REFUSED)
+    status = wait_for_state(provisioner, handle, NodeState.REFUSED)
     assert "queue on-demand has no capacity" in status.nodes[0].reason
     assert not list(sim.datacenter.active_machines())
 
@@ -198,7 +184,7 @@ def test_refused_offer_does_not_exhaust_other_queues(sim: Simulator) -> None:
     provisioner = open_provisioner(sim, queues=("spot", "other"))
     sim.market.max_machines = 0
     refused = submit(provisioner, name="t-spot", offer=offer_named(provisioner, SPOT))
-    wait_for(provisioner, refused, NodeState.REFUSED)
+    wait_for_state(provisioner, refused, NodeState.REFUSED)
     following = submit(provisioner, name="t-any")
     assert (following.detail["queue"], following.offer) == (
         "other",
@@ -227,7 +213,7 @@ def test_queue_of_several_markets_has_no_offer(sim: Simulator) -> None:
     sim.market.max_machines = 0
     handle = submit(provisioner)
     assert handle.offer == ""
-    wait_for(provisioner, handle, NodeState.RUNNING)
+    wait_for_state(provisioner, handle, NodeState.RUNNING)
     assert [one.market for one in sim.datacenter.active_machines()] == [Market.ON_DEMAND]
 
 
@@ -252,7 +238,7 @@ def test_times_are_those_of_the_machine(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     before_ms = wall_ms()
     handle = submit(provisioner)
-    (node,) = wait_for(provisioner, handle, NodeState.RUNNING).nodes
+    (node,) = wait_for_state(provisioner, handle, NodeState.RUNNING).nodes
     (machine,) = sim.datacenter.active_machines()
     assert machine.started_at_s is not None
     assert node.started_at_ms == int(1000 * machine.started_at_s)
@@ -260,11 +246,11 @@ def test_times_are_those_of_the_machine(sim: Simulator) -> None:
     assert node.ended_at_ms is None
     sim.market.max_machines = 0
     sim.datacenter.reclaim(machine, notice=False)
-    (node,) = wait_for(provisioner, handle, NodeState.WAITING).nodes
+    (node,) = wait_for_state(provisioner, handle, NodeState.WAITING).nodes
     times = (int(1000 * machine.started_at_s), int(1000 * (machine.ended_at_s or 0.0)))
     assert (node.started_at_ms, node.ended_at_ms) == times, "those of the last attempt"
     provisioner.cancel(handle)
-    (node,) = wait_for(provisioner, handle, NodeState.GONE).nodes
+    (node,) = wait_for_state(provisioner, handle, NodeState.GONE).nodes
     assert (node.started_at_ms, node.ended_at_ms) == times
 
 

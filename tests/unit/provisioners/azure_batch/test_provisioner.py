@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from spotfit.core.errors import MissingExtraError, ProvisionError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
+from spotfit.host.system import new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
@@ -24,6 +24,7 @@ from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.azure_batch import client as calls
 from spotfit_provisioners.azure_batch import provisioner as provisioner_module
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
+from tests.unit.provisioners.waiting import until
 
 pytest.importorskip("azure.batch")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -67,14 +68,6 @@ def submit_running(
     handle = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
     assert isinstance(handle, GroupHandle)
     return handle
-
-
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 60
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.01)
 
 
 def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:

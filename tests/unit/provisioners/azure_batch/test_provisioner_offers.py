@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
-from spotfit.model.group import GroupHandle, GroupRequest, NodeState, NodeStatus
+from spotfit.host.system import new_run_id
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.offer import Market, Offer
 from spotfit.provision.api import Refusal
 from spotfit.provision.launch import AgentLaunchSpec
@@ -24,6 +24,7 @@ from spotfit_provisioners.azure_batch import client as calls
 from spotfit_provisioners.azure_batch import provisioner as provisioner_module
 from spotfit_provisioners.azure_batch.options import AzureBatchOptions
 from spotfit_provisioners.azure_batch.provisioner import AzureBatchProvisioner
+from tests.unit.provisioners.waiting import until, wait_for_state
 
 pytest.importorskip("azure.batch")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -98,27 +99,12 @@ def submit_granted(provisioner: AzureBatchProvisioner, **arguments: Any) -> Grou
     return handle
 
 
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 60
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.02)
-
-
-def wait_for(
-    provisioner: AzureBatchProvisioner, handle: GroupHandle, state: NodeState
-) -> NodeStatus:
-    until(lambda: provisioner.observe(handle).nodes[0].state is state)
-    return provisioner.observe(handle).nodes[0]
-
-
 def test_on_demand_is_granted_and_kept_while_spot_is_refused(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     sim.market.max_machines = 0
     refused = submit_granted(provisioner, name="t-spot", offer=offer_named(provisioner, SPOT))
     granted = submit_granted(provisioner, offer=offer_named(provisioner, ON_DEMAND))
-    wait_for(provisioner, granted, NodeState.RUNNING)
+    wait_for_state(provisioner, granted, NodeState.RUNNING)
     until(lambda: "low priority nodes" in provisioner.observe(refused).refusal)
     assert provisioner.observe(refused).nodes[0].state is NodeState.WAITING
     (machine,) = sim.datacenter.active_machines()
@@ -157,7 +143,7 @@ def test_pools_of_both_markets_are_created_by_the_first_group(sim: Simulator) ->
     submit_granted(provisioner, name="t-first", offer=spot)
     sim.faults.deny_permissions(["Microsoft.Batch/batchAccounts/pools/write"])
     handle = submit_granted(provisioner, offer=on_demand)
-    wait_for(provisioner, handle, NodeState.RUNNING)
+    wait_for_state(provisioner, handle, NodeState.RUNNING)
     assert len(sim.cloud.state.pools) == 2
 
 
@@ -241,20 +227,20 @@ def test_backend_that_chooses_names_its_offer(sim: Simulator) -> None:
 def test_times_are_those_of_the_machine(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     handle = submit_granted(provisioner)
-    node = wait_for(provisioner, handle, NodeState.RUNNING)
+    (node,) = wait_for_state(provisioner, handle, NodeState.RUNNING).nodes
     (machine,) = sim.datacenter.active_machines()
     assert node.started_at_ms == pytest.approx(1000 * (machine.started_at_s or 0.0), abs=1)
     assert node.ended_at_ms is None
     sim.market.max_machines = 0
     sim.datacenter.reclaim(machine, notice=False)
-    node = wait_for(provisioner, handle, NodeState.WAITING)
+    (node,) = wait_for_state(provisioner, handle, NodeState.WAITING).nodes
     assert (node.started_at_ms, node.ended_at_ms) == (None, None), "Batch does not report the loss"
 
 
 def test_completed_task_has_both_times(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     handle = submit_granted(provisioner, command="exit 0")
-    node = wait_for(provisioner, handle, NodeState.GONE)
+    (node,) = wait_for_state(provisioner, handle, NodeState.GONE).nodes
     machine = list(sim.datacenter.machines.values())[-1]
     assert node.started_at_ms == pytest.approx(1000 * (machine.started_at_s or 0.0), abs=1)
     assert node.ended_at_ms == pytest.approx(1000 * (machine.ended_at_s or 0.0), abs=1)

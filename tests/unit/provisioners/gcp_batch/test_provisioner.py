@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
+from spotfit.host.system import new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_localsim.clouds import gcp_batch as cloud
@@ -23,6 +23,7 @@ from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.gcp_batch import client as calls
 from spotfit_provisioners.gcp_batch import provisioner as provisioner_module
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
+from tests.unit.provisioners.waiting import until
 
 pytest.importorskip("google.cloud.batch_v1")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -52,14 +53,6 @@ def submit_running(provisioner: GcpBatchProvisioner, tmp_path: Path, command: st
     handle = provisioner.submit(plan, AgentLaunchSpec(str(tmp_path), new_run_id(), "secret"))
     assert isinstance(handle, GroupHandle)
     return handle
-
-
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 60
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.02)
 
 
 def test_concurrent_submissions_get_the_same_job(sim: Simulator, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
-from spotfit.model.group import GroupHandle, GroupRequest, NodeState, NodeStatus
+from spotfit.host.system import new_run_id
+from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit.provision.offers import list_offers
@@ -21,6 +21,7 @@ from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.gcp_batch import client as calls
 from spotfit_provisioners.gcp_batch import provisioner as provisioner_module
 from spotfit_provisioners.gcp_batch.provisioner import GcpBatchProvisioner
+from tests.unit.provisioners.waiting import until, wait_for_state
 
 pytest.importorskip("google.cloud.batch_v1")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -77,26 +78,13 @@ def submit(
     return handle
 
 
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 60
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.02)
-
-
-def wait_for(provisioner: GcpBatchProvisioner, handle: GroupHandle, state: NodeState) -> NodeStatus:
-    until(lambda: provisioner.observe(handle).nodes[0].state is state)
-    return provisioner.observe(handle).nodes[0]
-
-
 def test_on_demand_is_granted_and_kept_while_spot_is_refused(sim: Simulator) -> None:
     provisioner = open_provisioner(sim, zones=ZONES)
     sim.market.max_machines = 0
     spot, on_demand = (f"{ZONES[1]}/{TYPE}/{market.value}" for market in Market)
     refused = submit(provisioner, name="t-spot", offer=offer_named(provisioner, spot))
     granted = submit(provisioner, offer=offer_named(provisioner, on_demand))
-    wait_for(provisioner, granted, NodeState.RUNNING)
+    wait_for_state(provisioner, granted, NodeState.RUNNING)
     until(lambda: "RESOURCE_POOL_EXHAUSTED" in provisioner.observe(refused).refusal)
     assert provisioner.observe(refused).nodes[0].state is NodeState.WAITING
     (machine,) = sim.datacenter.active_machines()
@@ -176,13 +164,13 @@ def test_backend_that_chooses_names_its_offer_unless_batch_chooses_the_zone(
 def test_times_are_those_of_the_machine(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     handle = submit(provisioner)
-    node = wait_for(provisioner, handle, NodeState.RUNNING)
+    (node,) = wait_for_state(provisioner, handle, NodeState.RUNNING).nodes
     (machine,) = sim.datacenter.active_machines()
     assert node.started_at_ms == pytest.approx(1000 * (machine.started_at_s or 0.0), abs=1)
     assert node.ended_at_ms is None
     sim.market.max_machines = 0
     sim.datacenter.reclaim(machine, notice=False)
-    node = wait_for(provisioner, handle, NodeState.WAITING)
+    (node,) = wait_for_state(provisioner, handle, NodeState.WAITING).nodes
     assert node.started_at_ms == pytest.approx(1000 * (machine.started_at_s or 0.0), abs=1)
     assert node.ended_at_ms == pytest.approx(1000 * (machine.ended_at_s or 0.0), abs=1)
 
@@ -190,7 +178,7 @@ def test_times_are_those_of_the_machine(sim: Simulator) -> None:
 def test_finished_task_has_both_times(sim: Simulator) -> None:
     provisioner = open_provisioner(sim)
     handle = submit(provisioner, command="exit 0")
-    node = wait_for(provisioner, handle, NodeState.GONE)
+    (node,) = wait_for_state(provisioner, handle, NodeState.GONE).nodes
     (machine,) = (one for one in sim.datacenter.machines.values() if one.exit_code == 0)
     assert node.started_at_ms == pytest.approx(1000 * (machine.started_at_s or 0.0), abs=1)
     assert node.ended_at_ms == pytest.approx(1000 * (machine.ended_at_s or 0.0), abs=1)

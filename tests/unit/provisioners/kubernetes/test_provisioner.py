@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from spotfit.core.errors import MissingExtraError
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id
+from spotfit.host.system import new_run_id
 from spotfit.model.group import GroupHandle, GroupRequest, NodeState
 from spotfit.model.offer import Market, Offer
 from spotfit.provision.launch import AgentLaunchSpec
@@ -20,6 +20,7 @@ from spotfit_localsim.clouds.options import SimOptions
 from spotfit_localsim.clouds.simulator import Simulator, running_simulator
 from spotfit_provisioners.kubernetes.client import KubernetesClient
 from spotfit_provisioners.kubernetes.provisioner import KubernetesProvisioner
+from tests.unit.provisioners.waiting import until
 
 pytest.importorskip("kubernetes")
 pytestmark = pytest.mark.real_time("a simulated cloud uses real time")
@@ -52,14 +53,6 @@ def submit_running(
     )
     assert isinstance(handle, GroupHandle)
     return handle
-
-
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 20
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.02)
 
 
 def pods(sim: Simulator) -> list[Any]:

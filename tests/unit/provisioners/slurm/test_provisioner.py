@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.host.system import SystemClock, new_run_id, wall_ms
+from spotfit.host.system import new_run_id, wall_ms
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.provision.launch import AgentLaunchSpec
 from spotfit_provisioners.slurm.provisioner import SlurmProvisioner
 from tests.slurm_cluster import SlurmCluster, requires_slurm, run_slurm_cluster
+from tests.unit.provisioners.waiting import until
 
 pytestmark = [requires_slurm, pytest.mark.real_time("a real Slurm uses real time")]
 
@@ -54,14 +55,6 @@ def submit_group(
     handle = provisioner.submit(plan, launch)
     assert isinstance(handle, GroupHandle)
     return handle
-
-
-def until(condition: Callable[[], object]) -> None:
-    clock = SystemClock()
-    deadline = clock.now() + 30
-    while not condition():
-        assert clock.now() < deadline
-        clock.wait(0.05)
 
 
 def test_tasks_get_their_secret_and_index_and_have_times(
