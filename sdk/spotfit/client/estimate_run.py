@@ -280,7 +280,7 @@ def confirm_cost(
 ) -> None:
     """Ask in the terminal whether a run may cost more than `limit_usd`; see `fit(confirm=)`.
 
-    Does nothing without a terminal, or if neither the worst case nor the budget is above the limit.
+    Does nothing without a terminal, or if the worst case or the budget is not above the limit.
     Raises `ConfigError` for an invalid limit or a missing training time, and `RunCancelledError` if
     it is declined.
     """
