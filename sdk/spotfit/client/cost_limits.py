@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from spotfit.core.units import format_seconds
 from spotfit.host import log
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import CostSpec, RunTiming
+from spotfit.model.usage import bill_of
+from spotfit.model.view import JournalView
 from spotfit.policy.cost_budget import longest_stop_s
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
@@ -47,6 +49,17 @@ class CostLimits:
     """Expected lifetime of spot machines, all together."""
     decision_interval_s: float
     """Longest time until the leader decides again."""
+    progress: float = 0.0
+    """Share of the training that earlier fits of the run have done, in 0..1."""
+    spent_usd: float = 0.0
+    """What earlier fits of the run have cost at most; the budget includes it."""
+
+    @property
+    def work_left_s(self) -> float | None:
+        """Training time that is left; None if it is unknown."""
+        if self.training_time_s is None:
+            return None
+        return self.training_time_s * (1 - self.progress)
 
     @property
     def is_set(self) -> bool:
@@ -80,6 +93,22 @@ def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
     )
 
 
+def limits_after(limits: CostLimits, view: JournalView, now_ms: int) -> CostLimits:
+    """Return the limits of a fit that continues the run of `view`, at `now_ms` as in `bill_of`.
+
+    The training time is the slower one of the measured speed and the user's estimate, as for the
+    leader (`policy.training_time`).
+    """
+    known_s = (view.market.complete_training_s, limits.training_time_s)
+    spent = [one.max_usd for one in bill_of(view, now_ms).offers if one.max_usd is not None]
+    return replace(
+        limits,
+        training_time_s=max((one for one in known_s if one is not None), default=None),
+        progress=view.market.progress or 0.0,
+        spent_usd=sum(spent),
+    )
+
+
 def decision_interval_s(traits: Traits) -> float:
     """Return the longest time until the leader decides again which machines the run is to have."""
     # Machines on this computer start within seconds; a decision costs no request.
@@ -101,7 +130,7 @@ def check_limits(
     yield from _check_deadline(limits)
     too_small = list(_check_start(limits, plans))
     yield from too_small
-    if limits.training_time_s is None:
+    if limits.work_left_s is None:
         if limits.deadline_s is not None:
             log.warning(
                 "deadline.unknown_training_time",
@@ -125,14 +154,19 @@ def _check_start(limits: CostLimits, plans: list[OfferPlan]) -> Iterator[ConfigE
     ]
     stop_s = longest_stop_s(RunTiming())
     needed_usd = min(usable) * (limits.start_time_s + stop_s) / 3600
-    if limits.budget_usd <= needed_usd:
+    least_usd = limits.spent_usd + needed_usd
+    if limits.budget_usd <= least_usd:
         yield ConfigError(
-            f"RunConfig(budget_usd={limits.budget_usd:.2f}) leaves nothing for the training: the "
-            f"start of machines takes {format_seconds(limits.start_time_s)}, and "
-            f"{format_seconds(stop_s)} are kept for the last save and the stop, together "
+            f"RunConfig(budget_usd={limits.budget_usd:.2f}){_spent_text(limits)} leaves nothing "
+            f"for the training: the start of machines takes {format_seconds(limits.start_time_s)}, "
+            f"and {format_seconds(stop_s)} are kept for the last save and the stop, together "
             f"${needed_usd:.2f} on the cheapest machines.",
-            do=f"Set a budget of more than {needed_usd:.2f}, or choose cheaper machines.",
+            do=f"Set a budget of more than {least_usd:.2f}, or choose cheaper machines.",
         )
+
+
+def _spent_text(limits: CostLimits) -> str:
+    return f", of which ${limits.spent_usd:.2f} are spent," if limits.spent_usd else ""
 
 
 def _unknown_prices(listing: OfferListing, backend: str, what: str) -> ConfigError:
@@ -148,14 +182,15 @@ def _unknown_prices(listing: OfferListing, backend: str, what: str) -> ConfigErr
 def _check_deadline(limits: CostLimits) -> Iterator[ConfigError]:
     if limits.deadline_s is None:
         return
-    work_s = limits.training_time_s or 0.0
+    work_s = limits.work_left_s or 0.0
     earliest_s = work_s + limits.changeover_s
     if limits.deadline_s >= earliest_s:
         return
     is_in = f"is in {format_seconds(limits.deadline_s)}" if limits.deadline_s > 0 else "has passed"
     needed = f"the start of machines takes {format_seconds(limits.changeover_s)}"
-    if limits.training_time_s is not None:
-        needed = f"the training takes {format_seconds(work_s)}, and {needed}"
+    if limits.work_left_s is not None:
+        rest = f"remaining {1 - limits.progress:.0%} of the " if limits.progress else ""
+        needed = f"the {rest}training takes {format_seconds(work_s)}, and {needed}"
     yield ConfigError(
         f"RunConfig(deadline=...) {is_in}: {needed}. The deadline cannot be kept.",
         do=f"Set a deadline of at least {_rounded_up(earliest_s)}, or use more workers.",
@@ -175,16 +210,16 @@ def _full_cents(usd: float) -> float:
 def _check_budget(
     limits: CostLimits, spot: list[OfferPlan], on_demand: list[OfferPlan]
 ) -> Iterator[ConfigError]:
-    budget_usd, work_s = limits.budget_usd, limits.training_time_s
-    if budget_usd is None or work_s is None:
+    budget_usd = limits.budget_usd
+    if budget_usd is None or limits.work_left_s is None:
         return
-    expected_usd = expected_cost_usd(limits, spot, on_demand)
+    expected_usd = limits.spent_usd + expected_cost_usd(limits, spot, on_demand)
     if limits.deadline_s is not None and limits.uses_on_demand:
-        worst_usd = worst_cost_usd(limits, on_demand)
+        worst_usd = limits.spent_usd + worst_cost_usd(limits, on_demand)
         if worst_usd > budget_usd:
             yield ConfigError(
                 f"The deadline cannot be guaranteed for ${budget_usd:.2f}: worst case "
-                f"${worst_usd:.2f}, expected ${expected_usd:.2f}.",
+                f"${worst_usd:.2f}, expected ${expected_usd:.2f}{_including(limits)}.",
                 do=f"Set budget_usd={_full_cents(worst_usd):.2f} or more; or "
                 "RunConfig(fallback='never'), which keeps the budget and does not guarantee the "
                 "deadline.",
@@ -192,25 +227,29 @@ def _check_budget(
             return
     if expected_usd > budget_usd:
         yield ConfigError(
-            f"The training is expected to cost ${expected_usd:.2f}, more than budget_usd="
-            f"{budget_usd:.2f}.",
+            f"The training is expected to cost ${expected_usd:.2f}{_including(limits)}, more than "
+            f"budget_usd={budget_usd:.2f}.",
             do="Set a larger budget, or choose cheaper machines.",
         )
 
 
+def _including(limits: CostLimits) -> str:
+    return f", ${limits.spent_usd:.2f} of it spent already" if limits.spent_usd else ""
+
+
 def worst_cost_usd(limits: CostLimits, on_demand: list[OfferPlan]) -> float:
-    """Return the cost if on-demand machines do all the work, after one start without progress."""
-    assert limits.training_time_s is not None
+    """Return the cost if on-demand machines do the work left, after one start without progress."""
+    assert limits.work_left_s is not None
     cheapest = min(one.usd_per_hour for one in on_demand)
-    return cheapest * (limits.training_time_s + limits.changeover_s) / 3600
+    return cheapest * (limits.work_left_s + limits.changeover_s) / 3600
 
 
 def expected_cost_usd(
     limits: CostLimits, spot: list[OfferPlan], on_demand: list[OfferPlan]
 ) -> float:
-    """Return the cost on the cheapest offer with the losses that are expected on it."""
-    assert limits.training_time_s is not None
-    work_s = limits.training_time_s
+    """Return the cost of the work left on the cheapest offer, with the losses expected on it."""
+    work_s = limits.work_left_s
+    assert work_s is not None
     starts = 1 + work_s / limits.lifetime_s
     costs = [one.usd_per_hour * (work_s + starts * limits.start_time_s) / 3600 for one in spot]
     if limits.uses_on_demand:

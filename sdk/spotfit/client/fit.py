@@ -239,6 +239,8 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
         handle.load_view(view)
     else:
         check_latest_checkpoint(view, ledger.store)
+        if preflight.check_cost_of is not None:
+            preflight.check_cost_of(view)
         _warn_if_finished(view)
         spec = _register_run(request, preflight, ledger, handle.key)
     attach_headless_leader(handle, ledger, spec)

@@ -22,7 +22,14 @@ import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.checkpoint.committed import check_present
-from spotfit.client.cost_limits import OfferPlan, check_limits, cost_spec, read_limits
+from spotfit.client.cost_limits import (
+    CostLimits,
+    OfferPlan,
+    check_limits,
+    cost_spec,
+    limits_after,
+    read_limits,
+)
 from spotfit.client.offer_query import query_offers
 from spotfit.client.run_config import (
     DEFAULT_STORAGE_PATH,
@@ -46,6 +53,7 @@ from spotfit.core.input_checks import ErrorCollector
 from spotfit.frameworks.backend_config import BackendConfig, backend_hooks_class
 from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
+from spotfit.ledger.journal import read_run_id
 from spotfit.model.config import DataConfig, FailureConfig, ScalingConfig
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.offer import Market, Offer
@@ -429,6 +437,9 @@ class PreflightResult:
     runtime_env: RuntimeEnv
     cost: CostSpec = field(default_factory=CostSpec)
     """Offers and limits; without offers if the run has no limits."""
+    check_cost_of: Callable[[JournalView], None] | None = None
+    """Check the limits of a fit that continues the run of that view. Raises `ConfigError`, or
+    `ConfigErrors`. None for a new run, whose limits were checked, and without limits."""
 
     @property
     def name(self) -> str:
@@ -460,10 +471,15 @@ def run_preflight(request: FitRequest) -> PreflightResult:
             checks.add(mismatch)
     if storage is not None and provisioner is not None:
         checks.check(lambda: _check_directory_is_shared(storage, request.run, provisioner))
-    cost = CostSpec()
+    plan = None
     if storage is not None and provisioner is not None:
-        found = checks.check(lambda: _check_cost_limits(request, provisioner, storage))
-        cost = found or cost
+        plan = checks.check(lambda: _plan_cost(request, provisioner, storage))
+    # Limits of a run with earlier fits depend on its journal, which is read later.
+    is_continued = False
+    if storage is not None and name is not None and plan is not None:
+        is_continued = read_run_id(storage.subtree(name)) is not None
+    if plan is not None and not is_continued:
+        checks.check(lambda: plan.check(plan.limits))
     # The checks below write to the store; they need a valid name and come last.
     checks.raise_all()
     # Before the probe, so that it tests the URL that machines open.
@@ -477,7 +493,9 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     callbacks = [*callbacks, *(request.run.callbacks or [])]
     run = replace(request.run, callbacks=callbacks)
     location = resolve_filesystem_location(run)
-    return PreflightResult(run, store, location, provisioner, runtime_env, cost)
+    cost = CostSpec() if plan is None else plan.spec
+    check = plan.check_continued if plan is not None and is_continued else None
+    return PreflightResult(run, store, location, provisioner, runtime_env, cost, check)
 
 
 def _probe_store(store: Store) -> None:
@@ -495,27 +513,45 @@ def _probe_store(store: Store) -> None:
     return probe_create(store)  # the last attempt: its error is the one that is reported
 
 
-def _check_cost_limits(request: FitRequest, provisioner: Provisioner, storage: Store) -> CostSpec:
+class _CostPlan(NamedTuple):
+    """The limits of the cost, and the offers that the run may use."""
+
+    limits: CostLimits
+    plans: list[OfferPlan]
+    listing: OfferListing
+    backend: str
+    spec: CostSpec
+
+    def check(self, limits: CostLimits) -> None:
+        """Raise `ConfigError`, or `ConfigErrors` with all contradictions to `limits`."""
+        checks = ErrorCollector()
+        for error in check_limits(limits, self.plans, self.listing, backend=self.backend):
+            checks.add(error)
+        checks.raise_all()
+
+    def check_continued(self, view: JournalView) -> None:
+        """Check the limits of a fit that continues the run of `view`; raises as `check`."""
+        self.check(limits_after(self.limits, view, system.wall_ms()))
+
+
+def _plan_cost(request: FitRequest, provisioner: Provisioner, storage: Store) -> _CostPlan | None:
     """Return the limits of the cost with the offers that the run may use; rents nothing.
 
-    Raises `ConfigError`, or `ConfigErrors` with all contradictions.
+    None if the backend may choose the machines.
     """
     # Without limits no other clock is needed.
     limits = read_limits(request.run, provisioner.traits, system.wall_ms())
     is_combined = provisioner.name == COMBINED_NAME
     if not limits.is_set and not is_combined:
-        return CostSpec()
+        return None
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
     limits = read_limits(request.run, provisioner.traits, now_ms)
     listing = query_offers(provisioner, largest_group(request))
     plans, listing = _plan_offers(request, provisioner, listing)
     if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
-        return CostSpec()  # without prices the backends are tried in their order
-    checks = ErrorCollector()
-    for error in check_limits(limits, plans, listing, backend=provisioner.name):
-        checks.add(error)
-    checks.raise_all()
-    return cost_spec(limits, plans, now_ms, listed=listing.offers)
+        return None  # without prices the backends are tried in their order
+    spec = cost_spec(limits, plans, now_ms, listed=listing.offers)
+    return _CostPlan(limits, plans, listing, provisioner.name, spec)
 
 
 def _plan_offers(

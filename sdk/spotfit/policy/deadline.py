@@ -6,7 +6,7 @@ situation is taken only if the slack that remains suffices for the better choice
 
     running   | spot      | choice
     ----------|-----------|------------------------------------------------------------------
-    spot      | available | spot
+    spot      | available | spot; on-demand if 0 ≤ σ < d < work left
     nothing   | available | spot if σ ≥ 2d + look, else on-demand
     on-demand | available | spot if it pays and σ ≥ d + 2·look + reserve, else on-demand
     on-demand | refused   | on-demand
@@ -19,7 +19,9 @@ it has been refused. `look` is the longest time between two decisions.
 
 The deadline is kept if σ ≥ d at the start, on-demand machines arrive within d and are not lost,
 and d includes the restore and the work that a loss repeats: after each choice σ ≥ d whenever
-nothing runs. docs/decisions/0058 has the proof and the figures; `benchmarks/cost.py` measures it.
+nothing runs. If the training becomes slower or starts last longer, σ < d while spot machines run:
+on-demand ones then replace them while the deadline can be kept. docs/decisions/0058 has the proof
+and the figures; `benchmarks/cost.py` measures it.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def choose_market(
     if spot_refused_s is not None:
         return _without_spot(state, running, spot_refused_s)
     if running is Market.SPOT:
-        return MarketChoice(Market.SPOT, "spot machines are the cheapest while they last")
+        return _while_on_spot(state)
     if running is None:
         needed_s = 2 * state.changeover_s + state.look_s
         return _spot_if_slack(state, needed_s, "a start of spot machines and of on-demand ones")
@@ -98,6 +100,15 @@ def choose_market(
         )
     needed_s = state.changeover_s + 2 * state.look_s + _reserve_s(state)
     return _spot_if_slack(state, needed_s, "the changes to come")
+
+
+def _while_on_spot(state: DeadlineState) -> MarketChoice:
+    loss_misses_deadline = 0 <= state.slack_s < state.changeover_s
+    # On-demand machines that arrive after the end of the training would be of no use.
+    if loss_misses_deadline and state.work_left_s > state.changeover_s:
+        slack = _slack_text(state, state.changeover_s)
+        return MarketChoice(Market.ON_DEMAND, f"{slack} for a loss of the spot machines")
+    return MarketChoice(Market.SPOT, "spot machines are the cheapest while they last")
 
 
 def _without_spot(state: DeadlineState, running: Market | None, refused_s: float) -> MarketChoice:

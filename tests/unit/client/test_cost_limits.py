@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,12 +14,15 @@ from spotfit.client.cost_limits import (
     check_limits,
     cost_spec,
     expected_cost_usd,
+    limits_after,
     read_limits,
     worst_cost_usd,
 )
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
+from spotfit.model.market_record import MarketRecord
 from spotfit.model.offer import Market, Offer, Price
+from spotfit.model.view import JournalView
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 
@@ -260,3 +264,38 @@ def test_the_spec_has_the_other_limits() -> None:
     spec = cost_spec(given, [SPOT], NOW_MS, listed=())
     assert (spec.budget_usd, spec.uses_on_demand) == (9.0, True)
     assert (spec.training_time_s, spec.start_time_s) == (10 * HOUR_S, 1800.0)
+
+
+# --- Continued runs -------------------------------------------------------------------------------
+
+
+def test_a_continued_run_needs_money_for_the_rest_of_the_training() -> None:
+    few = limits(budget_usd=10.0)
+    assert errors(few, SPOT), "the whole training costs more"
+    assert errors(replace(few, progress=0.8), SPOT) == []
+
+
+def test_the_budget_includes_what_earlier_fits_have_cost() -> None:
+    continued = limits(budget_usd=10.0, progress=0.8, spent_usd=7.0)
+    [error] = errors(continued, SPOT)
+    assert error.message == (
+        "The training is expected to cost $12.40, $7.00 of it spent already, more than "
+        "budget_usd=10.00."
+    )
+
+
+def test_a_budget_that_is_spent_leaves_nothing_for_a_start() -> None:
+    [error] = errors(limits(budget_usd=10.0, progress=0.8, spent_usd=9.9), SPOT)
+    assert error.message.startswith(
+        "RunConfig(budget_usd=10.00), of which $9.90 are spent, leaves nothing for the training"
+    )
+    assert error.do.startswith("Set a budget of more than 10.99, ")
+
+
+def test_a_continued_run_counts_at_the_slower_speed() -> None:
+    measured = MarketRecord(progress=0.5, measured_share=0.1, measured_s=2 * HOUR_S)
+    after = limits_after(limits(), JournalView(market=measured), NOW_MS)
+    assert (after.training_time_s, after.work_left_s) == (20 * HOUR_S, 10 * HOUR_S)
+    faster = MarketRecord(progress=0.5, measured_share=0.1, measured_s=0.5 * HOUR_S)
+    after = limits_after(limits(), JournalView(market=faster), NOW_MS)
+    assert after.work_left_s == 5 * HOUR_S

@@ -31,7 +31,10 @@ def choose(
 @pytest.mark.parametrize(
     ("running", "available", "slack_s", "expected"),
     [
-        (Market.SPOT, True, 0.0, Market.SPOT),
+        (Market.SPOT, True, 360.0, Market.SPOT),
+        (Market.SPOT, True, 359.0, Market.ON_DEMAND),
+        (Market.SPOT, True, 0.0, Market.ON_DEMAND),
+        (Market.SPOT, True, -1.0, Market.SPOT),  # the deadline is missed on any machines
         (None, True, 2 * 360 + 60, Market.SPOT),
         (None, True, 2 * 360 + 59, Market.ON_DEMAND),
         (Market.ON_DEMAND, True, 780.0, Market.SPOT),
@@ -45,6 +48,12 @@ def test_slack_decides(
     running: Market | None, *, available: bool, slack_s: float, expected: Market | None
 ) -> None:
     assert choose(slack_s, running, refused_s=None if available else 0.0).market is expected
+
+
+def test_spot_machines_that_end_before_others_start_are_kept() -> None:
+    state = replace(STATE, work_left_s=360.0, time_left_s=400.0)
+    choice = choose_market(state, Market.SPOT, spot_refused_s=None, price_ratio=3.0)
+    assert choice.market is Market.SPOT
 
 
 def test_the_longer_spot_is_refused_the_less_is_waited() -> None:
