@@ -18,6 +18,7 @@ from spotfit.cli import (
     init_command,
     json_fields,
     render,
+    run_command,
 )
 from spotfit.client.console import read_event_lines, read_events
 from spotfit.client.keyring import RunKeyring, open_authenticated
@@ -79,6 +80,7 @@ app = typer.Typer(
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 app.command("init")(init_command.init)
 app.command("estimate")(estimate_command.estimate)
+app.command("run", context_settings=run_command.CONTEXT_SETTINGS)(run_command.run)
 
 
 def _print_version(is_requested: bool) -> None:  # noqa: FBT001 - called by typer

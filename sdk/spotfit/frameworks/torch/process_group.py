@@ -36,10 +36,14 @@ class TorchOptions(msgspec.Struct, frozen=True):
     backend: str = "gloo"
     init_method: str = "env"
     timeout_s: float = 1800
+    form_group: bool = True
 
 
 class TorchFramework:
     """Framework for torch: forms the default process group over all ranks."""
+
+    _rendezvous: TCPStore | None = None
+    """The store at which the function forms the group itself; rank 0 serves it."""
 
     preload_stages: tuple[tuple[str, ...], ...] = (
         ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "cloudpickle"),
@@ -87,9 +91,10 @@ class TorchFramework:
         """Set the CPU threads, network interface and device of this rank and join the group.
 
         Blocks until all ranks have joined; torch waits for at most the `timeout_s` of
-        `TorchConfig`. Also sets MASTER_ADDR and MASTER_PORT of this process to rank 0's. Raises
-        `MissingExtraError` without torch, `ConfigError` if a worker with a GPU has a torch without
-        CUDA, torch's exceptions and those of `broadcast`.
+        `TorchConfig`. With `TorchConfig(form_group=False)` the rank does not join, and has the
+        variables with which `init_process_group()` joins. Also sets MASTER_ADDR and MASTER_PORT of
+        this process to rank 0's. Raises `MissingExtraError` without torch, `ConfigError` if a
+        worker with a GPU has a torch without CUDA, torch's exceptions and those of `broadcast`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -112,7 +117,11 @@ class TorchFramework:
         if (device := _default_device(start)).startswith("cuda"):
             _require_cuda_build()
             torch.cuda.set_device(device)
-        init_default_group(options.backend, start, broadcast)
+        if options.form_group:
+            init_default_group(options.backend, start, broadcast)
+        else:
+            self._rendezvous = _rendezvous_store(start, broadcast, options)
+            env.update(_launcher_variables(start))
 
     def leave_group(self) -> None:
         """Destroy torch's default process group, if there is one; wait for a limited time.
@@ -134,6 +143,23 @@ class TorchFramework:
         thread.join(timeout_s)
         if thread.is_alive():
             log.warning("torch.leave_group.timeout", after_s=timeout_s)
+
+
+def _launcher_variables(start: StartWorker) -> dict[str, str]:
+    """The variables of torchrun's workers besides ranks and address.
+
+    https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    return {
+        "GROUP_RANK": str(start.node_rank),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(start.rank),
+        "ROLE_WORLD_SIZE": str(start.world_size),
+        "TORCHELASTIC_RESTART_COUNT": str(start.round - 1),
+        "TORCHELASTIC_RUN_ID": f"{start.run_id}-{start.round}",
+        # With it all ranks connect to the store that listens already, rank 0 too.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def _require_cuda_build() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spotfit.core.errors import ConfigError
@@ -20,12 +20,16 @@ class TorchConfig(BackendConfig):
 
     `backend` is a torch.distributed backend such as "gloo" or "cpu:gloo,cuda:nccl"; the default is
     nccl with whole GPUs, tpu_dist with TPUs and gloo otherwise. `init_method` is "env" or "tcp",
-    which behave alike. `timeout_s` is the timeout of torch's collectives in seconds.
+    which behave alike. `timeout_s` is the timeout of torch's collectives in seconds. With
+    `form_group=False` the function forms the group itself: the workers have torchrun's variables,
+    with which `init_process_group("nccl")` connects them, and no group yet. For scripts and
+    libraries that are written for torchrun.
     """
 
     backend: str | None = None
     init_method: str = "env"
     timeout_s: int = 1800
+    form_group: bool = field(default=True, kw_only=True)
 
     @property
     def framework(self) -> str:
