@@ -7,7 +7,8 @@ compares the offers of that market by their all-in price per hour of training:
 
     p      price of the offer
     e      cost of the network traffic of a restore there
-    d      changeover time, paid without progress once per mean lifetime m of the offer
+    d      changeover time, paid without progress once per mean lifetime m of the offer; if others
+           are replaced, which are paid for that time, too, once per half of it
     K      price of the cheapest on-demand offer
     short  share of the time to the deadline in which slack does not suffice for the losses that are
            expected on the offer, so that on-demand machines work instead
@@ -32,6 +33,9 @@ from spotfit.policy.deadline import DeadlineState, MarketChoice, choose_market
 
 # Weight of the mean lifetime over all offers in that of one offer, in losses.
 _SHARED_WEIGHT_LOSSES = 2.0
+# The mean lifetime of machines that would replace others, as a share of that of the offer. Machines
+# that have run for a while are lost less often than new ones (decision 0058).
+_REPLACEMENT_LIFETIME_SHARE = 0.5
 # Without a deadline: by how much cheaper an offer must be for a move to it.
 _MOVE_SHARE = 0.2
 
@@ -199,8 +203,11 @@ def _all_in_price(
 ) -> float:
     """The price of moving to an offer; `replaced` are the machines that work meanwhile."""
     changeover_hours = state.changeover_s / 3600
-    paid = offer.usd_per_hour + (0.0 if replaced is None else replaced.usd_per_hour)
-    lifetime_hours = min(offer.mean_lifetime_s, state.time_left_s) / 3600
+    paid, lifetime_s = offer.usd_per_hour, offer.mean_lifetime_s
+    if replaced is not None:
+        paid += replaced.usd_per_hour
+        lifetime_s *= _REPLACEMENT_LIFETIME_SHARE
+    lifetime_hours = min(lifetime_s, state.time_left_s) / 3600
     start_usd = offer.restore_usd + changeover_hours * paid
     start = start_usd / max(lifetime_hours, changeover_hours)
     return start + _price_of_staying(state, offer, highest)

@@ -72,6 +72,13 @@ def test_machines_are_exchanged_only_if_it_saves_more_than_the_start() -> None:
     assert choose([spot(1.0), spot(1.01), ON_DEMAND], running=1) == 1
 
 
+def test_a_move_must_pay_within_half_of_the_mean_lifetime() -> None:
+    # Within an hour it saves $0.30 and costs 0.1 h of both offers: $0.23, or $0.46 within half.
+    offers = [spot(1.3), spot(1.0, lifetime_h=1.0), ON_DEMAND]
+    assert choose(offers, running=0) == 0
+    assert choose([spot(1.3), spot(1.0, lifetime_h=2.0), ON_DEMAND], running=0) == 1
+
+
 def test_spot_machines_are_not_exchanged_without_slack_for_a_loss_of_both() -> None:
     assert choose([spot(1.0), spot(1.5), ON_DEMAND], running=1, slack_h=0.15) == 1
 
