@@ -113,7 +113,11 @@ def run(
     assert trainer_type is not None
     trainer = trainer_type(
         run_script,
-        train_loop_config={"script": path, "arguments": _without_separator(arguments or []), "is_module": module},
+        train_loop_config={
+            "script": path,
+            "arguments": _without_separator(arguments or []),
+            "is_module": module,
+        },
         scaling_config=scaling,
         run_config=run_config,
         provisioner=provisioner or None,
@@ -133,7 +137,7 @@ def _without_separator(arguments: list[str]) -> list[str]:
 
 def _parse_workers(text: str) -> int | tuple[int, int]:
     numbers = text.split(":")
-    if len(numbers) > 2 or not all(one.isdecimal() for one in numbers):
+    if len(numbers) > 2 or not all(one.isdecimal() and int(one) for one in numbers):
         raise ConfigError(
             f"--workers={text!r} is not a number of processes.",
             do="Write a number such as 4, or MIN:MAX such as 2:8 for an elastic group.",

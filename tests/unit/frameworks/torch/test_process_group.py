@@ -58,6 +58,26 @@ def test_a_single_worker_can_form_several_groups() -> None:
         assert not dist.is_initialized()
 
 
+def test_the_function_may_form_the_group_with_the_variables_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("GROUP_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    for name in ("RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE"):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", "")
+    framework, worker = TorchFramework(), start(form_group=False)
+    framework.form_group(worker, alone)
+    assert not dist.is_initialized()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    dist.init_process_group("gloo")
+    assert dist.get_world_size() == 1
+    assert dist.is_torchelastic_launched()
+    assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(worker.round - 1)
+    framework.leave_group()
+    assert not dist.is_initialized()
+
+
 def test_every_round_uses_a_new_port() -> None:
     ports = set()
     for _ in range(2):

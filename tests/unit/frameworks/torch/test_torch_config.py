@@ -15,7 +15,7 @@ from spotfit.model.config import ScalingConfig
 
 def test_the_parameters_are_those_of_ray_train() -> None:
     assert str(inspect.signature(TorchConfig)).startswith(
-        "(backend: 'str | None' = None, init_method: 'str' = 'env', timeout_s: 'int' = 1800)"
+        "(backend: 'str | None' = None, init_method: 'str' = 'env', timeout_s: 'int' = 1800, *, "
     )
 
 
@@ -50,6 +50,7 @@ def test_to_dict_returns_the_fields() -> None:
         "backend": "gloo",
         "init_method": "tcp",
         "timeout_s": 60,
+        "form_group": True,
     }
 
 
