@@ -1,0 +1,93 @@
+"""XGBoost in four real workers: runs with kills give the model of an undisturbed run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+xgboost = pytest.importorskip("xgboost")
+
+from sklearn.datasets import load_breast_cancer  # noqa: E402
+
+import spotfit  # noqa: E402
+from spotfit.model.events import FailureCause  # noqa: E402
+from spotfit.xgboost import RayTrainReportCallback, XGBoostTrainer, train  # noqa: E402
+from tests.frameworks.machine_kills import (  # noqa: E402
+    Disturbance,
+    kill_machine_of_rank,
+    machine_kill,
+    no_disturbance,
+    read_file,
+    worker_kills,
+)
+from tests.live.cloud import LiveTestCloud  # noqa: E402
+
+ROUNDS = 40
+PLAIN = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 3}
+SAMPLED = {**PLAIN, "subsample": 0.7, "colsample_bytree": 0.7, "seed": 5}
+
+
+class Disturb(xgboost.callback.TrainingCallback):
+    """Calls a disturbance before each round."""
+
+    def __init__(self, disturbance: Disturbance, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.disturbance, self.config = disturbance, config
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        self.disturbance(self.config, epoch)
+        return False
+
+
+def own_rows() -> Any:
+    features, labels = load_breast_cancer(return_X_y=True)
+    context = spotfit.get_context()
+    part = slice(context.get_world_rank(), None, context.get_world_size())
+    return xgboost.DMatrix(features[part], label=labels[part])
+
+
+def training_function(params: dict[str, Any], disturbance: Disturbance) -> Any:
+    def train_in_segments(config: dict[str, Any]) -> None:
+        rows = own_rows()
+        callbacks = [Disturb(disturbance, config), RayTrainReportCallback(metrics="train-logloss")]
+        train(
+            params,
+            rows,
+            ROUNDS,
+            evals=[(rows, "train")],
+            callbacks=callbacks,
+            verbose_eval=False,
+            rounds_per_segment=5,
+        )
+
+    return train_in_segments
+
+
+def trainer(cloud: LiveTestCloud, fn: Any, name: str) -> spotfit.DataParallelTrainer:
+    return cloud.trainer(
+        fn, workers=4, nodes=2, max_failures=2, name=name, trainer_type=XGBoostTrainer
+    )
+
+
+@pytest.mark.parametrize("params", [PLAIN, SAMPLED], ids=["plain", "sampled"])
+def test_killed_workers_do_not_change_the_model(
+    cloud: LiveTestCloud, params: dict[str, Any]
+) -> None:
+    calm = trainer(cloud, training_function(params, no_disturbance), "calm").fit()
+    stormy = trainer(cloud, training_function(params, worker_kills), "stormy").fit()
+    assert read_file(stormy, "model.ubj") == read_file(calm, "model.ubj")
+    assert stormy.metrics == calm.metrics
+    assert RayTrainReportCallback.get_model(stormy.checkpoint).num_boosted_rounds() == ROUNDS
+    closed = cloud.rounds_closed("stormy")
+    assert [one.cause for one in closed] == [FailureCause.WORKER] * 2
+    assert [one.reason.partition(":")[0] for one in closed] == ["rank 1 died", "rank 0 died"]
+
+
+def test_a_killed_machine_does_not_change_the_model(cloud: LiveTestCloud) -> None:
+    calm = trainer(cloud, training_function(SAMPLED, no_disturbance), "calm").fit()
+    run = trainer(cloud, training_function(SAMPLED, machine_kill), "run").submit()
+    result = kill_machine_of_rank(cloud, 3, run)
+    assert read_file(result, "model.ubj") == read_file(calm, "model.ubj")
+    view = cloud.view("run")
+    assert view.failure_counts == {FailureCause.PREEMPTION: 1}
