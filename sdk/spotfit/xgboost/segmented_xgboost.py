@@ -26,7 +26,12 @@ from spotfit.xgboost.xgboost_callback import RayTrainReportCallback, encode_mode
 require_module("xgboost", extra="xgboost")  # before the import below, for a clear error
 
 import xgboost  # noqa: E402
-from xgboost.callback import EarlyStopping, EvaluationMonitor, TrainingCallback  # noqa: E402
+from xgboost.callback import (  # noqa: E402
+    EarlyStopping,
+    EvaluationMonitor,
+    LearningRateScheduler,
+    TrainingCallback,
+)
 
 _SEED_NAMES = ("seed", "random_state")
 # What `EarlyStopping` accumulates over rounds; its other attributes are its arguments.
@@ -178,6 +183,10 @@ class _OfWholeRun(TrainingCallback):  # type: ignore[misc]  # xgboost is untyped
         super().__init__()
 
     def before_training(self, model: Any) -> Any:
+        rounds_done = self._state.rounds_done
+        if isinstance(self._callback, LearningRateScheduler) and rounds_done:
+            # It sets the rate of a round at the end of the previous one.
+            model.set_param("learning_rate", self._callback.learning_rates(rounds_done - 1))
         return self._callback.before_training(model)
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:

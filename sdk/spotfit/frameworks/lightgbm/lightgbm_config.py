@@ -41,13 +41,10 @@ class LightGBMNetwork:
 
     def __init__(self, machines: Sequence[str], reserved: socket.socket) -> None:
         self._machines = tuple(machines)
-        self._reserved: socket.socket | None = reserved
+        self._reserved = reserved
         self._port = int(reserved.getsockname()[1])
-
-    @property
-    def was_requested(self) -> bool:
-        """Whether `parameters` was called: the port is not reserved any more."""
-        return self._reserved is None
+        self.was_requested = False
+        """Whether `parameters` was called."""
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that every rank passes to LightGBM; a new dictionary.
@@ -55,14 +52,17 @@ class LightGBMNetwork:
         The first call releases the port, which LightGBM binds.
         """
         # As late as possible: until then no other process can take the port.
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        self.was_requested = True
+        self.release()
         return {
             "num_machines": len(self._machines),
             "local_listen_port": self._port,
             "machines": ",".join(self._machines),
         }
+
+    def release(self) -> None:
+        """Stop reserving the port. Idempotent."""
+        self._reserved.close()
 
 
 _networks: list[LightGBMNetwork] = []
@@ -141,9 +141,9 @@ class LightGBMFramework:
         if no network interface has this node's address, and the exceptions of `all_gather`.
         """
         require_module("lightgbm", extra="lightgbm")
+        _check_own_address(start.host)
         # LightGBM listens on all addresses: the port must be free on each.
         reserved = socket.create_server(("", 0))
-        _check_own_address(start.host)
         address = f"{start.host}:{reserved.getsockname()[1]}"
         gathered = all_gather("lightgbm_machines", address.encode())
         machines = machine_list([one.decode() for one in gathered])
@@ -153,8 +153,11 @@ class LightGBMFramework:
     def leave_group(self) -> None:
         """Warn if several workers have not used the network; LightGBM closes it by itself."""
         network = current_network()
+        if network is None:
+            return
         _networks.clear()
-        if network is not None and self._world_size > 1 and not network.was_requested:
+        network.release()
+        if self._world_size > 1 and not network.was_requested:
             log.warning(
                 "lightgbm.network_unused",
                 text=f"the {self._world_size} workers have not called get_network_params(): "
