@@ -119,7 +119,7 @@ def test_segments_draw_different_samples() -> None:
 
 def test_early_stopping_continues_after_an_interruption() -> None:
     options = {"callbacks": lambda: [lightgbm.early_stopping(4, verbose=False)]}
-    params = {"learning_rate": 2.0}
+    params = {"learning_rate": 1.0}
     calm, seen = run(LocalSession("calm"), params, callbacks=options["callbacks"]())
     stopped_at = len(seen.rounds)
     assert 5 < stopped_at < ROUNDS, "else the test shows nothing"
@@ -131,7 +131,7 @@ def test_early_stopping_continues_after_an_interruption() -> None:
 
 
 def test_early_stopping_in_the_parameters_continues_after_an_interruption() -> None:
-    params = {"learning_rate": 2.0, "early_stopping_rounds": 4, "n_estimators": 11}
+    params = {"learning_rate": 1.0, "early_stopping_rounds": 4, "n_estimators": 11}
     calm, seen = run(LocalSession("calm"), params)
     model, _ = interrupted(params, len(seen.rounds) - 1)
     assert model.model_to_string() == calm.model_to_string()
