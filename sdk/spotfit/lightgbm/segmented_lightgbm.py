@@ -72,8 +72,8 @@ def train(
     params: dict[str, Any],
     train_set: lightgbm.Dataset,
     num_boost_round: int = 100,
-    valid_sets: list[lightgbm.Dataset] | None = None,
-    valid_names: list[str] | None = None,
+    valid_sets: list[lightgbm.Dataset] | lightgbm.Dataset | None = None,
+    valid_names: list[str] | str | None = None,
     feval: Any = None,
     init_model: str | PathLike[str] | lightgbm.Booster | None = None,
     keep_training_booster: bool = False,  # noqa: FBT001, FBT002 - LightGBM's signature
@@ -100,6 +100,9 @@ def train(
     the name of the model's file. Raises `ConfigError` for arguments that cannot be continued, and
     the errors of `lightgbm.train` and `spotfit.report`.
     """
+    # LightGBM accepts one instead of a list, too.
+    valid_sets = [valid_sets] if isinstance(valid_sets, lightgbm.Dataset) else valid_sets
+    valid_names = [valid_names] if isinstance(valid_names, str) else valid_names
     params, rounds, stopping = _take_rounds(params, num_boost_round)
     check_rounds(rounds_per_segment, rounds)
     params = _with_defaults(params)

@@ -156,7 +156,7 @@ def _check_estimator(estimator: Any, scaling: ScalingConfig) -> None:
     if scaling.num_workers not in (0, 1):
         raise ConfigError(
             f"SklearnTrainer fits in one worker, but num_workers is {scaling.num_workers}.",
-            do='Use ScalingConfig(num_workers=1, resources_per_worker={"CPU": 8}) for more CPUs. To '
+            do='Use ScalingConfig(num_workers=1, resources_per_worker={"CPU": 8}). To '
             "fit many estimators, use DataParallelTrainer and fit some of them in each worker.",
         )
 

@@ -172,6 +172,20 @@ def test_metrics_are_selected_by_a_report_callback() -> None:
     assert model.current_iteration() == ROUNDS
 
 
+def test_a_single_evaluation_set_needs_no_list() -> None:
+    session = LocalSession("run")
+    rows, evaluated = data()
+    with use_session(session):
+        train(
+            {"objective": "binary", "metric": "auc", "verbosity": -1},
+            rows,
+            3,
+            valid_sets=evaluated,
+            valid_names="test",
+        )
+    assert list(session.metrics or {}) == ["test-auc"]
+
+
 def test_training_from_a_model_adds_rounds_to_it() -> None:
     first, _ = run(LocalSession("first"), {})
     both, seen = run(LocalSession("both"), {}, init_model=first)
