@@ -69,7 +69,7 @@ class ReportSettings:
         return self._postprocess(selected) if self._postprocess else selected
 
     def is_checkpoint_due(self, rounds_done: int) -> bool:
-        """Whether a checkpoint is reported after so many rounds, counted from 1."""
+        """Whether a checkpoint is reported after `rounds_done` rounds."""
         return self.frequency > 0 and rounds_done % self.frequency == 0
 
 

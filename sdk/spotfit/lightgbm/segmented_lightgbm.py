@@ -95,8 +95,8 @@ def train(
     set, `deterministic` and `force_row_wise` are true: otherwise LightGBM measures which of two
     algorithms is faster, and their results differ.
 
-    Early stopping and `record_evaluation` continue after an interruption; the state of other
-    callbacks begins anew. A `RayTrainReportCallback` in `callbacks` sets the reported metrics and
+    Early stopping and `record_evaluation` continue after an interruption; other callbacks
+    lose their state. A `RayTrainReportCallback` in `callbacks` sets the reported metrics and
     the name of the model's file. Raises `ConfigError` for arguments that cannot be continued, and
     the errors of `lightgbm.train` and `spotfit.report`.
     """
@@ -162,7 +162,7 @@ class _Training:
                 self._replay_history()
 
     def run_segment(self, rounds_per_segment: int, *, keep_booster: bool) -> None:
-        """Train so many rounds, fewer at the end, and report the model."""
+        """Train `rounds_per_segment` rounds, fewer at the end, and report the model."""
         rounds = min(rounds_per_segment, self.rounds_left)
         is_last = rounds == self.rounds_left
         reports = _RoundReports(self.reporter)

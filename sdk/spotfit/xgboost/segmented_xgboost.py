@@ -64,7 +64,7 @@ def train(
 
     Early stopping continues after an interruption. A `RayTrainReportCallback` in `callbacks` sets
     the reported metrics and the name of the model's file. Other callbacks see the rounds of the
-    whole run; their own state begins anew after an interruption. Raises `ConfigError` for arguments
+    whole run; their own state is lost in an interruption. Raises `ConfigError` for arguments
     that cannot be continued, and the errors of `xgboost.train` and `spotfit.report`.
     """
     check_rounds(rounds_per_segment, num_boost_round)
@@ -128,7 +128,7 @@ class _Training:
             self.booster = xgboost.Booster(self.params, model_file=bytearray(self.model))
 
     def run_segment(self, rounds: int) -> None:
-        """Train so many rounds, fewer with early stopping, and report the model."""
+        """Train `rounds` rounds, fewer with early stopping, and report the model."""
         results: EvaluationHistory = {}
         reports = _RoundReports(self.reporter)
         callbacks = (_OfWholeRun(one, self.state) for one in self.others)

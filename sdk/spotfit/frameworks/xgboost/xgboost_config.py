@@ -40,10 +40,9 @@ class XGBoostConfig(BackendConfig):
     def backend_cls(self) -> type[Backend]:
         """The base class, which has no hooks: the workers form the communicator.
 
-        Raises `NotImplementedError` for another communicator than "rabit", as in Ray Train.
+        Raises `ConfigError` for another communicator than "rabit".
         """
-        if self.xgboost_communicator != _COMMUNICATOR:
-            raise NotImplementedError(self._unsupported())
+        self._check_communicator()
         return Backend
 
     @property
@@ -56,15 +55,16 @@ class XGBoostConfig(BackendConfig):
 
         Raises `ConfigError` for another communicator than "rabit".
         """
-        if self.xgboost_communicator != _COMMUNICATOR:
-            raise ConfigError(self._unsupported(), do="Omit xgboost_communicator.")
+        self._check_communicator()
         return self.framework, {}
 
-    def _unsupported(self) -> str:
-        return (
-            f"XGBoostConfig(xgboost_communicator={self.xgboost_communicator!r}) is not supported: "
-            "the only communicator is 'rabit'."
-        )
+    def _check_communicator(self) -> None:
+        if self.xgboost_communicator != _COMMUNICATOR:
+            raise ConfigError(
+                f"XGBoostConfig(xgboost_communicator={self.xgboost_communicator!r}) is not "
+                "supported: the only communicator is 'rabit'.",
+                do="Omit xgboost_communicator.",
+            )
 
 
 class XGBoostFramework:
