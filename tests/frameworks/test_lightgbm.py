@@ -128,3 +128,39 @@ def test_workers_that_would_train_models_of_their_own_are_rejected(cloud: LiveTe
     with pytest.raises(spotfit.WorkerGroupError, match="would train a LightGBM model of its own"):
         trainer(cloud, train_alone, "run").fit()
     assert len(cloud.rounds_opened()) == 1, "not retried"
+
+
+def test_killed_workers_do_not_change_the_model_of_a_training_without_a_function(
+    cloud: LiveTestCloud,
+) -> None:
+    def result_of(disturbance: Disturbance, name: str) -> spotfit.Result:
+        return LightGBMTrainer(
+            params=SAMPLED,
+            datasets={"train": load_frame, "valid": load_part},
+            label_column="target",
+            num_boost_round=20,
+            rounds_per_segment=5,
+            callbacks=[Disturb(disturbance, {"marks": str(cloud.marks)})],
+            scaling_config=spotfit.ScalingConfig(num_workers=2),
+            run_config=spotfit.RunConfig(
+                name=name,
+                storage_path=cloud.storage,
+                failure_config=spotfit.FailureConfig(max_failures=1),
+            ),
+            provisioner=cloud.options(nodes=2),
+        ).fit()
+
+    calm = result_of(no_disturbance, "calm")
+    stormy = result_of(worker_kills, "stormy")
+    assert read_file(stormy, "model.txt") == read_file(calm, "model.txt")
+    assert stormy.metrics == calm.metrics
+    assert set(calm.metrics) == {"train-binary_logloss", "valid-binary_logloss"}
+    assert len(cloud.rounds_opened("stormy")) == 2
+
+
+def load_frame() -> Any:
+    return load_breast_cancer(as_frame=True).frame
+
+
+def load_part() -> Any:
+    return load_frame()[::3]

@@ -91,3 +91,35 @@ def test_a_killed_machine_does_not_change_the_model(cloud: LiveTestCloud) -> Non
     assert read_file(result, "model.ubj") == read_file(calm, "model.ubj")
     view = cloud.view("run")
     assert view.failure_counts == {FailureCause.PREEMPTION: 1}
+
+
+def test_killed_workers_do_not_change_the_model_of_a_training_without_a_function(
+    cloud: LiveTestCloud,
+) -> None:
+    def result_of(disturbance: Disturbance, name: str) -> spotfit.Result:
+        return XGBoostTrainer(
+            params=SAMPLED,
+            datasets={"train": load_breast_cancer(as_frame=True).frame, "valid": load_part},
+            label_column="target",
+            num_boost_round=20,
+            rounds_per_segment=5,
+            callbacks=[Disturb(disturbance, {"marks": str(cloud.marks)})],
+            scaling_config=spotfit.ScalingConfig(num_workers=2),
+            run_config=spotfit.RunConfig(
+                name=name,
+                storage_path=cloud.storage,
+                failure_config=spotfit.FailureConfig(max_failures=1),
+            ),
+            provisioner=cloud.options(nodes=2),
+        ).fit()
+
+    calm = result_of(no_disturbance, "calm")
+    stormy = result_of(worker_kills, "stormy")
+    assert read_file(stormy, "model.ubj") == read_file(calm, "model.ubj")
+    assert stormy.metrics == calm.metrics
+    assert set(calm.metrics) == {"train-logloss", "valid-logloss"}
+    assert len(cloud.rounds_opened("stormy")) == 2
+
+
+def load_part() -> Any:
+    return load_breast_cancer(as_frame=True).frame[::3]
