@@ -77,8 +77,8 @@ class XGBoostFramework:
         ("numpy", "cloudpickle"),
         ("xgboost", "xgboost.tracker", "spotfit.xgboost.segmented_xgboost"),
     )
-    # XGBoost uses NCCL between GPUs, which needs both of a pair visible for direct copies.
-    sees_peer_devices = True
+    # "device": "cuda" is the first visible GPU: each worker must see its own only.
+    sees_peer_devices = False
 
     def __init__(self) -> None:
         self._tracker: RabitTracker | None = None
