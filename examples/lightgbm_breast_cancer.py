@@ -44,6 +44,8 @@ if __name__ == "__main__":
             provisioner="local?nodes=2",
         )
         result = trainer.fit()
+        assert result.checkpoint is not None
+        assert result.metrics is not None
         model = RayTrainReportCallback.get_model(result.checkpoint)
         auc = result.metrics["test-auc"]
         print(f"{model.current_iteration()} rounds, test AUC above 0.95: {auc > 0.95}")

@@ -37,6 +37,8 @@ if __name__ == "__main__":
             provisioner="local?nodes=2",
         )
         result = trainer.fit()
+        assert result.checkpoint is not None
+        assert result.metrics is not None
         model = RayTrainReportCallback.get_model(result.checkpoint)
         error = result.metrics["train-error"]
         print(f"{model.num_boosted_rounds()} rounds, training error below 2 %: {error < 0.02}")

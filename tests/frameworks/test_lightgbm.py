@@ -85,8 +85,8 @@ def trainer(cloud: LiveTestCloud, fn: Any, name: str) -> spotfit.DataParallelTra
 def test_killed_workers_do_not_change_the_model(
     cloud: LiveTestCloud, params: dict[str, Any]
 ) -> None:
-    calm = trainer(cloud, training_function(params, no_disturbance), "calm").fit()
-    stormy = trainer(cloud, training_function(params, worker_kills), "stormy").fit()
+    calm: Any = trainer(cloud, training_function(params, no_disturbance), "calm").fit()
+    stormy: Any = trainer(cloud, training_function(params, worker_kills), "stormy").fit()
     assert read_file(stormy, "model.txt") == read_file(calm, "model.txt")
     assert stormy.metrics == calm.metrics
     assert RayTrainReportCallback.get_model(stormy.checkpoint).current_iteration() == ROUNDS
@@ -133,7 +133,7 @@ def test_workers_that_would_train_models_of_their_own_are_rejected(cloud: LiveTe
 def test_killed_workers_do_not_change_the_model_of_a_training_without_a_function(
     cloud: LiveTestCloud,
 ) -> None:
-    def result_of(disturbance: Disturbance, name: str) -> spotfit.Result:
+    def result_of(disturbance: Disturbance, name: str) -> Any:
         return LightGBMTrainer(
             params=SAMPLED,
             datasets={"train": load_frame, "valid": load_part},

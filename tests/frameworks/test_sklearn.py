@@ -31,7 +31,7 @@ def test_an_estimator_is_fitted_on_a_machine(cloud: LiveTestCloud) -> None:
         run_config=spotfit.RunConfig(name="run", storage_path=cloud.storage),
         provisioner=cloud.options(nodes=1),
     )
-    result = trainer.fit()
+    result: Any = trainer.fit()
     assert result.metrics["test"]["test_score"] == 1.0, "rows of the training set"
     assert len(result.metrics["cv"]["test_score"]) == 2
     expected = DecisionTreeClassifier(random_state=0)

@@ -28,7 +28,7 @@ PLAIN = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 
 SAMPLED = {**PLAIN, "subsample": 0.7, "colsample_bytree": 0.7, "seed": 5}
 
 
-class Disturb(xgboost.callback.TrainingCallback):
+class Disturb(xgboost.callback.TrainingCallback):  # type: ignore[misc, name-defined]  # no types
     """Calls a disturbance before each round."""
 
     def __init__(self, disturbance: Disturbance, config: dict[str, Any]) -> None:
@@ -74,8 +74,8 @@ def trainer(cloud: LiveTestCloud, fn: Any, name: str) -> spotfit.DataParallelTra
 def test_killed_workers_do_not_change_the_model(
     cloud: LiveTestCloud, params: dict[str, Any]
 ) -> None:
-    calm = trainer(cloud, training_function(params, no_disturbance), "calm").fit()
-    stormy = trainer(cloud, training_function(params, worker_kills), "stormy").fit()
+    calm: Any = trainer(cloud, training_function(params, no_disturbance), "calm").fit()
+    stormy: Any = trainer(cloud, training_function(params, worker_kills), "stormy").fit()
     assert read_file(stormy, "model.ubj") == read_file(calm, "model.ubj")
     assert stormy.metrics == calm.metrics
     assert RayTrainReportCallback.get_model(stormy.checkpoint).num_boosted_rounds() == ROUNDS
@@ -96,7 +96,7 @@ def test_a_killed_machine_does_not_change_the_model(cloud: LiveTestCloud) -> Non
 def test_killed_workers_do_not_change_the_model_of_a_training_without_a_function(
     cloud: LiveTestCloud,
 ) -> None:
-    def result_of(disturbance: Disturbance, name: str) -> spotfit.Result:
+    def result_of(disturbance: Disturbance, name: str) -> Any:
         return XGBoostTrainer(
             params=SAMPLED,
             datasets={"train": load_breast_cancer(as_frame=True).frame, "valid": load_part},

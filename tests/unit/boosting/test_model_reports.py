@@ -16,7 +16,7 @@ RESULTS = {"train-auc": 0.9, "test-auc": 0.8}
 
 
 def settings(metrics: Any = None, **changes: Any) -> ReportSettings:
-    defaults = {
+    defaults: dict[str, Any] = {
         "filename": "model.txt",
         "frequency": 0,
         "checkpoint_at_end": True,

@@ -57,7 +57,7 @@ def test_parameters_and_datasets_are_a_training() -> None:
         num_boost_round=12,
         scaling_config=LOCAL,
     )
-    result = trainer.fit()
+    result: Any = trainer.fit()
     assert set(result.metrics) == {
         "train-binary_error",
         "train-auc",

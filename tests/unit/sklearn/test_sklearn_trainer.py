@@ -27,7 +27,7 @@ def frame(rows: int) -> Any:
     return pandas.DataFrame({"x": x, "y": [int(n > 3) for n in x]})
 
 
-def fit(**arguments: Any) -> spotfit.Result:
+def fit(**arguments: Any) -> Any:
     defaults = {
         "estimator": DecisionTreeClassifier(max_depth=2),
         "datasets": {"train": frame(70), "test": lambda: frame(14)},

@@ -28,12 +28,13 @@ class InterruptedTrainingError(Exception):
     """Ends a training as a lost machine does."""
 
 
-class InterruptAt(xgboost.callback.TrainingCallback):
+class InterruptAt(xgboost.callback.TrainingCallback):  # type: ignore[misc, name-defined]  # no types
     """Raises before a round; records the rounds that it has seen."""
 
     def __init__(self, at_round: int | None) -> None:
         super().__init__()
-        self.at_round, self.rounds = at_round, []
+        self.at_round = at_round
+        self.rounds: list[int] = []
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         if epoch == self.at_round:
@@ -57,7 +58,11 @@ def run(
 ) -> tuple[Any, InterruptAt]:
     rows, evaluated = data()
     interrupt = InterruptAt(interrupt_at)
-    arguments = {"evals": [(evaluated, "test")], "rounds_per_segment": 5, "verbose_eval": False}
+    arguments: dict[str, Any] = {
+        "evals": [(evaluated, "test")],
+        "rounds_per_segment": 5,
+        "verbose_eval": False,
+    }
     with use_session(session):
         model = train(
             {"objective": "binary:logistic", "max_depth": 3, **params},
@@ -131,9 +136,12 @@ def test_every_round_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     session = LocalSession("run")
     reported: list[dict[str, Any]] = []
     record = session.report_metrics
-    monkeypatch.setattr(
-        session, "report_metrics", lambda *one: (reported.append(one[0]), record(*one))
-    )
+
+    def report_metrics(metrics: dict[str, Any], dir_name: str | None = None) -> None:
+        reported.append(metrics)
+        record(metrics, dir_name)
+
+    monkeypatch.setattr(session, "report_metrics", report_metrics)
     results: dict[str, Any] = {}
     reporter = RayTrainReportCallback(metrics={"loss": "test-logloss"})
     run(session, {}, evals_result=results, callbacks=[reporter])

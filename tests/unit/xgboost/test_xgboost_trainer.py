@@ -57,7 +57,7 @@ def test_parameters_and_datasets_are_a_training() -> None:
         num_boost_round=12,
         scaling_config=LOCAL,
     )
-    result = trainer.fit()
+    result: Any = trainer.fit()
     assert list(result.metrics) == [
         "train-error",
         "train-logloss",
@@ -82,5 +82,6 @@ def test_the_last_evaluation_set_decides_on_early_stopping() -> None:
         scaling_config=LOCAL,
         early_stopping_rounds=3,
     )
-    model = RayTrainReportCallback.get_model(trainer.fit().checkpoint)
+    result: Any = trainer.fit()
+    model = RayTrainReportCallback.get_model(result.checkpoint)
     assert model.num_boosted_rounds() == 4
