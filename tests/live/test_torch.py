@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,36 @@ def test_two_workers_train_to_the_weights_of_one(cloud: LiveTestCloud) -> None:
     assert result["device"] == ("cpu", "cpu")
     assert result["backend"] == "gloo"
     assert result["is_same_rank"]
+
+
+KILLED_RANKS = (0, 2, 1, 2, 0, 1)
+"""By attempt, the rank that is killed while the others are in a collective."""
+
+
+def reduce_until_a_rank_is_killed(config: dict[str, Any]) -> None:
+    attempts = Path(config["marks"], "attempts")
+    attempt = attempts.stat().st_size if attempts.exists() else 0
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with attempts.open("a") as file:
+            file.write("x")
+    for step in range(20):
+        is_killed = attempt < len(KILLED_RANKS) and KILLED_RANKS[attempt] == dist.get_rank()
+        if step == 10 and is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(100_000))
+
+
+def test_the_cause_of_a_failed_round_is_the_killed_rank(cloud: LiveTestCloud) -> None:
+    cloud.fit(
+        reduce_until_a_rank_is_killed,
+        workers=3,
+        nodes=2,
+        max_failures=len(KILLED_RANKS),
+        trainer_type=TorchTrainer,
+    )
+    reasons = [closed.reason.partition(":")[0] for closed in cloud.rounds_closed()]
+    assert reasons == [f"rank {rank} died" for rank in KILLED_RANKS]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests machines without a GPU")

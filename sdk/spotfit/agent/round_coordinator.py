@@ -37,6 +37,7 @@ from spotfit.model.reporting import SaveAtEnd
 from spotfit.policy.save_at_end import CommitSnapshots, StepsUnsaved, decide_save_at_end
 from spotfit.protocol.agent_sidecar import BackendHook
 from spotfit.protocol.worker_agent import (
+    MAX_GATHERED_BYTES,
     AtGate,
     AwaitReports,
     CallFunction,
@@ -282,6 +283,12 @@ class RoundCoordinator:
                 f"'rank_zero_broadcast' is invalid: the kind {REPORT_KIND!r} is reserved.",
                 do="Use the functions of spotfit for collectives.",
             )
+        if request.all_values and len(request.value) > MAX_GATHERED_BYTES:
+            raise IntegrityError(
+                f"'rank_zero_broadcast' is invalid: its value has {len(request.value)} bytes; the "
+                f"limit of an all-gather is {MAX_GATHERED_BYTES}.",
+                do="Use the functions of spotfit for collectives.",
+            )
         self.has_checkpointer |= request.kind == CHECKPOINTER_KIND
         key = CollectiveKey(request.kind, request.seq)
         if (result := self._partial_broadcasts.get(key)) is not None:
@@ -289,7 +296,17 @@ class RoundCoordinator:
         self._collectives.join(
             rank, key, now, value=request.value, is_blocking=request.blocks_training
         )
+        if request.all_values:
+            return self._try_complete_gather(key)
         return self._try_complete_broadcast(key)
+
+    def _try_complete_gather(self, key: CollectiveKey) -> list[OutgoingFrame]:
+        """Return the values of all ranks, as one frame for all, if no rank is missing."""
+        if self._missing_ranks(key):
+            return []
+        values = [value for _, value in sorted(self._collectives.close(key).items())]
+        # One message per node: each has the values of all ranks.
+        return [(None, RankZeroBroadcastResult(kind=key.kind, seq=key.seq, values=tuple(values)))]
 
     def _try_complete_broadcast(self, key: CollectiveKey) -> list[OutgoingFrame]:
         """Return rank 0's value for all joined ranks if no required rank is missing."""

@@ -59,6 +59,7 @@ from spotfit.model.topology import Round, SnapshotId
 from spotfit.model.view import View
 from spotfit.policy.preemption import is_replacement_ready, may_continue_without
 from spotfit.policy.retry_budget import preempted_nodes
+from spotfit.policy.secondary_errors import is_secondary
 from spotfit.policy.validation_schedule import pending_validations
 from spotfit.protocol.agent_leader import (
     AbortRound,
@@ -122,7 +123,7 @@ class OpenRound:
         self.last_commit: RoundCommit | None = None
         self.replica_locations: dict[int, ReplicaLocation] = {}
         self.abort_at = math.inf
-        """When the round is aborted because of an exception on a node with a notice."""
+        """When the round is aborted because of exceptions that may have another cause."""
         self.rank_failures: dict[int, RankFailure] = {}
         """The first failure of each rank: its cause; later ones follow from the abort."""
         self.returned_at = coordinator.opened_at
@@ -541,25 +542,31 @@ class RoundLifecycle:
             text = f"({format_ranks(returned)} returned from the training function before)"
             failure = replace(failure, message=f"{text}\n{failure.message}")
         open_round.rank_failures.setdefault(rank, failure)
-        if self.failing_since is None and self._may_follow_from_shutdown(open_round):
-            # Ranks on other nodes get the time to raise, too: if they raise the same, it is an
-            # error of user code. Aborting kills them.
+        if self.failing_since is None and self._may_have_other_cause(open_round):
+            # Aborting kills the ranks that would still raise, and discards what they have raised.
             settle_s = self._ledger.view.spec.timing.failure_settle_s
             open_round.abort_at = min(open_round.abort_at, now + settle_s)
         else:
             self.fail(now)
 
-    def _may_follow_from_shutdown(self, open_round: OpenRound) -> bool:
-        """Whether only ranks on nodes with a notice have raised, and other ranks still run."""
-        view, failed = self._ledger.view, open_round.rank_failures
+    def _may_have_other_cause(self, open_round: OpenRound) -> bool:
+        """Whether a rank that has not failed yet may have caused the failures, or refute theirs.
+
+        So if all exceptions are about a lost peer: its failure may arrive later. Or if ranks on
+        nodes with a notice have raised: it is an error of user code if others raise the same.
+        """
+        failed = open_round.rank_failures
+        if any(one.kind != "raised" or one.is_permanent for one in failed.values()):
+            return False
+        view = self._ledger.view
         assignments = view.round.assignments if view.round else ()
+        active = {rank for one in assignments for rank in one.ranks}
+        active -= open_round.coordinator.returned_ranks
+        if failed.keys() >= active:
+            return False
         leaving = {rank for one in assignments if one.agent in view.notices for rank in one.ranks}
-        staying = {rank for one in assignments for rank in one.ranks} - leaving
-        return (
-            bool(staying - open_round.coordinator.returned_ranks)
-            and leaving.issuperset(failed)
-            and all(one.kind == "raised" and not one.is_permanent for one in failed.values())
-        )
+        primary = {rank for rank, one in failed.items() if not is_secondary(one)}
+        return not primary or (primary <= leaving and bool(active - leaving))
 
     def on_agent_joined(self, agent: AgentId, join: Join, now: float) -> None:
         """Compare what an agent's `Join` on a new connection reports with the open round.

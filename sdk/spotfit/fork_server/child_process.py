@@ -190,10 +190,10 @@ class ChildProcess:
         """
         self.is_kill_requested = True
         if self._status is None and not as_failure and not self.was_killed:
-            # A process that is not started yet counts: the kill will be what ends it. A zombie has
-            # ended before: its exit status is its own failure.
+            # A process that is not started yet counts: the kill will be what ends it. One that is
+            # ending, which its peers notice first, has its own exit status.
             self.was_killed = self.pid is None or (
-                process.exists(self.pid) and process.zombie_wait_status(self.pid) is None
+                process.exists(self.pid) and not process.is_ending(self.pid)
             )
         if self.pid is not None and self._status is None:
             process.kill_group(self.pid)

@@ -7,7 +7,7 @@ The environment variables from which training libraries read a worker's ranks an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from spotfit.frameworks.devices import (
@@ -42,8 +42,12 @@ def rank_environment(start: StartWorker, *, sees_peer_devices: bool) -> dict[str
     }
 
 
-BroadcastBytesFn = Callable[[str, bytes], bytes]
-"""`(label, value) -> value of rank 0`; a collective that returns when all ranks have called it."""
+AllGatherFn = Callable[[str, bytes], Sequence[bytes]]
+"""`(label, value) -> values of all ranks, ordered by rank`, for addresses and other small values.
+
+A collective over the agents' authenticated connections: it returns when all ranks have called it. A
+value has at most `MAX_GATHERED_BYTES`.
+"""
 
 
 class Framework(Protocol):
@@ -77,11 +81,11 @@ class Framework(Protocol):
         """
         ...
 
-    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+    def form_group(self, start: StartWorker, all_gather: AllGatherFn) -> None:
         """Form the process group of this round; return when all ranks have joined.
 
         Called once in each worker, before the training function. `start` has the ranks and the
-        framework's options, `broadcast` distributes rank 0's address. Raises the library's own
+        framework's options, `all_gather` exchanges the ranks' addresses. Raises the library's own
         exceptions, which fail the worker.
         """
         ...
@@ -108,7 +112,7 @@ class NoFramework:
         """
         return rank_environment(start, sees_peer_devices=self.sees_peer_devices)
 
-    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+    def form_group(self, start: StartWorker, all_gather: AllGatherFn) -> None:
         """Do nothing: functions without a training library have no process group."""
 
     def leave_group(self) -> None:

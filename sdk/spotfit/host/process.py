@@ -31,6 +31,7 @@ _PROCESS_STATES = {
     "X": "dead",
 }
 _ZOMBIE_STATES = ("Z", "X")
+_PF_EXITING = 0x4  # include/linux/sched.h
 # Constants of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -152,6 +153,19 @@ def zombie_wait_status(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[49]) if fields[0] in _ZOMBIE_STATES else None  # field 52, exit_code
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the process is a zombie, or runs no code any more and will be one.
+
+    The kernel closes its sockets before it is a zombie, so that its peers may notice its end
+    earlier. False if that cannot be read, and on systems other than Linux.
+    """
+    try:
+        fields = _read_stat(pid)
+    except OSError:
+        return False
+    return fields[0] in _ZOMBIE_STATES or bool(int(fields[6]) & _PF_EXITING)  # field 9, flags
 
 
 def describe_state(pid: int) -> str:

@@ -20,10 +20,14 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train"): "spotfit",
     ("ray", "train", "backend"): "spotfit.backend",
     ("ray", "train", "collective"): "spotfit.collective",
+    ("ray", "train", "lightgbm"): "spotfit.lightgbm",
     ("ray", "train", "torch"): "spotfit.torch",
     ("ray", "train", "torch", "xla"): "spotfit.torch.xla",
     ("ray", "train", "v2", "api"): "spotfit",
+    ("ray", "train", "v2", "lightgbm"): "spotfit.lightgbm",
     ("ray", "train", "v2", "torch"): "spotfit.torch",
+    ("ray", "train", "v2", "xgboost"): "spotfit.xgboost",
+    ("ray", "train", "xgboost"): "spotfit.xgboost",
 }
 """Public modules of Ray, and the spotfit modules with the same public names."""
 
@@ -78,8 +82,8 @@ _STILL_NEEDED = "Not removed, because other lines still need Ray."
 
 _TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
 _CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
-_FRAMEWORKS = ("huggingface", "lightgbm", "lightning", "tensorflow", "xgboost")
-_FRAMEWORKS_V2 = ("jax", "lightgbm", "tensorflow", "xgboost")
+_FRAMEWORKS = ("huggingface", "lightning", "tensorflow")
+_FRAMEWORKS_V2 = ("jax", "tensorflow")
 ADVICE: Mapping[DottedName, str] = {
     **{("ray", name): _TASKS_ADVICE for name in _TASKS},
     **{("ray", name): _CLUSTER_ADVICE for name in _CLUSTER},

@@ -22,8 +22,10 @@ from spotfit.model.leader_state import LeaderState
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
 from spotfit.policy.failure_detection import end_reason, is_machine_lost, is_missing, memory_kill
+from spotfit.policy.secondary_errors import is_secondary
 
 _PERMANENT_REASON = "not retried, the failure is permanent"
+_ABORTED = "was killed by SIGABRT"  # a description of `host.process.describe_exit`
 
 # Failures of spotfit itself and of machines that start no agent have a budget of their own, smaller
 # than the default of `controller_failure_limit`: without it, such a run would pay for machines
@@ -117,8 +119,7 @@ def round_closed_by_failure(
     consequences of a lost node and are not charged. `duration_s` is left to the caller.
     """
     reported = tuple(rank_failures)
-    # A process that died without an exception precedes those that raised because it is gone.
-    failures = tuple(sorted(reported, key=lambda one: (one.kind == "raised", one.rank)))
+    failures = tuple(sorted(reported, key=_causal_order))
     leaving = [one for one in round_.assignments if one.agent in view.notices]
     if any(_was_disconnected(view, state, one) for one in round_.assignments):
         return _closed_by_disconnect(view, state, round_, failures=failures)
@@ -150,6 +151,18 @@ def round_closed_by_failure(
     )
 
 
+def _causal_order(failure: RankFailure) -> tuple[bool, bool, bool, int]:
+    """Sorts a cause before the failures that follow from it."""
+    return (
+        # A process that died without an exception precedes those that raised because it is gone.
+        failure.kind == "raised",
+        is_secondary(failure),
+        # The watchdogs of NCCL and JAX abort a process whose peer is gone.
+        _ABORTED in failure.message,
+        failure.rank,
+    )
+
+
 def _is_caused_by_shutdown(
     reported: Sequence[RankFailure], leaving_ranks: AbstractSet[int]
 ) -> bool:
@@ -157,13 +170,15 @@ def _is_caused_by_shutdown(
 
     A process that died on such a node was killed with it. An exception there is caused by the
     shutdown unless a rank on another node failed before, died, or raised the same: then it is an
-    error of user code. Other exceptions of those ranks follow from the first one.
+    error of user code. Other exceptions of those ranks follow from the first one, as do exceptions
+    about a lost peer.
     """
     leaving = [one for one in reported if one.rank in leaving_ranks]
-    staying = [one for one in reported if one.rank not in leaving_ranks]
+    staying = [one for one in reported if one.rank not in leaving_ranks and not is_secondary(one)]
     if any(one.kind != "raised" for one in leaving):
         return True
-    if not leaving or reported[0] in staying or any(one.kind != "raised" for one in staying):
+    first = next((one for one in reported if not is_secondary(one)), None)
+    if not leaving or first in staying or any(one.kind != "raised" for one in staying):
         return False
     errors = {_error_text(one) for one in leaving}
     return not any(_error_text(one) in errors for one in staying)

@@ -41,6 +41,7 @@ from spotfit.model.leader_state import (
     Returned,
     Training,
 )
+from spotfit.model.spec import RunTiming
 from spotfit.model.topology import NodeAssignment, Round
 from spotfit.model.view import View
 from spotfit.policy import (
@@ -74,6 +75,7 @@ from spotfit.policy.capacity import (
 )
 from spotfit.policy.recovery import plan_memory_recovery
 from spotfit.policy.retry_budget import fit_ended_by_budget
+from spotfit.policy.secondary_errors import are_all_secondary
 
 # Every event that changes the outcome wakes the leader; this bounds the delay if one was missed.
 _MAX_WAIT_S = 30.0
@@ -368,7 +370,7 @@ def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
         case Failing(round=round_) as failing:
             # The first failure that arrives is often a consequence of the root cause: peers of a
             # lost node raise before its connection times out.
-            settled_at = failing.since + view.spec.timing.failure_settle_s
+            settled_at = failing.since + _settle_s(view.spec.timing, failing)
             is_unexplained = any(
                 failure_detection.is_unexplained_loss(view, state, one)
                 for one in round_.assignments
@@ -376,11 +378,20 @@ def _close_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderA
             if now < settled_at and (is_unexplained or not failing.workers_stopped):
                 yield Wait(settled_at, "waiting for the root cause of the failure")
                 return
-            failures = failing.rank_failures.values()
-            closed = retry_budget.round_closed_by_failure(view, state, round_, failures)
+            closed = retry_budget.round_closed_by_failure(
+                view, state, round_, failing.rank_failures.values()
+            )
             yield AppendEvent(replace(closed, duration_s=_round_age_s(state, now)))
         case Training() as training:
             yield from _interrupt_round(view, state, training, now=now)
+
+
+def _settle_s(timing: RunTiming, failing: Failing) -> float:
+    # The worker or machine that the exceptions are about is known once all agents have stopped
+    # their workers, or one is disconnected; no round can be opened before.
+    if are_all_secondary(failing.rank_failures.values()):
+        return max(timing.failure_settle_s, timing.heartbeat_timeout_s)
+    return timing.failure_settle_s
 
 
 def _finish_training(

@@ -40,6 +40,8 @@ LongText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Payload = Annotated[bytes, msgspec.Meta(max_length=12 * 2**20)]
 """A value that the leader sends on to all ranks or to a backend hook; their senders limit it to 8
 MiB."""
+MAX_GATHERED_BYTES = 4096
+"""The largest value of a rank in an all-gather: the values of 10,000 ranks fit into one frame."""
 
 WorkerPhase = Literal["setup", "train", "leave"]
 """What a worker does after a gate: form the process group, call the training function, exit."""
@@ -197,6 +199,8 @@ class RankZeroBroadcast(msgspec.Struct, frozen=True, kw_only=True, tag="rank_zer
     seq: Count
     # Only the value of rank 0 is used; the other ranks usually send nothing.
     value: Payload = b""
+    all_values: bool = False
+    """Whether the result has the values of all ranks: an all-gather instead of a broadcast."""
     blocks_training: bool = False
     """Whether the training function itself, in the main thread, waits for the result."""
 
@@ -456,6 +460,8 @@ class RankZeroBroadcastResult(
     seq: int
     value: bytes = b""
     """The value of rank 0."""
+    values: tuple[bytes, ...] = ()
+    """The values of all ranks, ordered by rank, for `RankZeroBroadcast.all_values`."""
     missing_ranks: tuple[int, ...] = ()
     """The ranks that did not join, if the collective has failed."""
     reason: str = ""

@@ -158,7 +158,7 @@ def _train(
     session.hook_calls.wait_for_phase("setup")
     framework.form_group(
         start,
-        lambda kind, value: session.broadcast_bytes(kind, value, timeout_s=_GROUP_INIT_TIMEOUT_S),
+        lambda kind, value: session.all_gather_bytes(kind, value, timeout_s=_GROUP_INIT_TIMEOUT_S),
     )
     # on_training_start runs at this gate, with the process group formed.
     session.hook_calls.wait_for_phase("train")

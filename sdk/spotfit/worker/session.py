@@ -68,6 +68,7 @@ from spotfit.policy.preemption import DEFAULT_NOTICE_S
 from spotfit.policy.retention import checkpoints_to_drop, worst_to_best
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
 from spotfit.protocol.worker_agent import (
+    MAX_GATHERED_BYTES,
     AwaitReports,
     CallFunction,
     CheckpointNamed,
@@ -363,12 +364,40 @@ class Session:
         run's limit, SPOTFIT_COLLECTIVE_TIMEOUT_S, applies) and `SessionMisuseError` if a rank
         cannot join any more, for instance because its training function has returned.
         """
+        return self._join_collective(kind, value, timeout_s=timeout_s).value
+
+    def all_gather_bytes(
+        self, kind: str, value: bytes, timeout_s: float | None = None
+    ) -> tuple[bytes, ...]:
+        """Return the values of all ranks, ordered by rank, once all ranks have joined.
+
+        `value` may have at most `MAX_GATHERED_BYTES`; a larger one raises `ConfigError`. Numbers
+        and raises as `broadcast_bytes`; a kind must not be used for both.
+        """
+        if len(value) > MAX_GATHERED_BYTES:
+            raise ConfigError(
+                f"The value of rank {self._start.rank} in the all-gather {kind!r} has "
+                f"{format_bytes(len(value))}; the limit is {format_bytes(MAX_GATHERED_BYTES)}.",
+                do="Gather addresses and small numbers only; exchange arrays through the process "
+                "group of the training library.",
+            )
+        return self._join_collective(kind, value, all_values=True, timeout_s=timeout_s).values
+
+    def _join_collective(
+        self, kind: str, value: bytes, *, all_values: bool = False, timeout_s: float | None
+    ) -> RankZeroBroadcastResult:
         # Numbered per kind: the n-th calls of a kind on all ranks belong together.
         # Counted before the wait, so that a call that times out does not shift the later ones.
         seq = self._collective_counts[kind]
         self._collective_counts[kind] += 1
         self._connection.send(
-            RankZeroBroadcast(kind=kind, seq=seq, value=value, blocks_training=_is_main_thread())
+            RankZeroBroadcast(
+                kind=kind,
+                seq=seq,
+                value=value,
+                all_values=all_values,
+                blocks_training=_is_main_thread(),
+            )
         )
         result = self.wait_for(
             partial(self._collective_results.pop, (kind, seq), None), timeout_s=timeout_s
@@ -381,7 +410,7 @@ class Session:
             )
         if result.missing_ranks or result.reason:
             raise self._make_collective_error(result)
-        return result.value
+        return result
 
     def _make_collective_error(
         self, result: RankZeroBroadcastResult

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from spotfit.agent import report_matching as report_matching
+from spotfit.agent.collectives import OutgoingFrame
 from spotfit.core.errors import IntegrityError
 from spotfit.model.leader_state import RoundProgress
 from spotfit.protocol.worker_agent import (
+    MAX_GATHERED_BYTES,
     AtGate,
     CheckpointCorrupt,
     CheckpointNamed,
@@ -142,6 +144,27 @@ def test_a_broadcast_returns_the_value_of_rank_0() -> None:
     assert {result for _, result in answers} == {
         RankZeroBroadcastResult(kind="broadcast", seq=0, value=b"zero")
     }
+
+
+@pytest.mark.parametrize("world_size", [2, 1000])
+def test_a_gather_returns_all_values_by_rank_in_one_frame_for_all(world_size: int) -> None:
+    coordinator = make_coordinator(world_size)
+    values = tuple(f"10.0.0.{rank}:8000".encode().ljust(300) for rank in range(world_size))
+
+    def join(rank: int) -> list[OutgoingFrame]:
+        request = RankZeroBroadcast(kind="peers", seq=0, value=values[rank], all_values=True)
+        return send_frame(coordinator, rank, request)
+
+    for rank in reversed(range(1, world_size)):
+        assert join(rank) == []
+    assert join(0) == [(None, RankZeroBroadcastResult(kind="peers", seq=0, values=values))]
+
+
+def test_a_large_value_in_a_gather_is_invalid() -> None:
+    large = b"x" * (MAX_GATHERED_BYTES + 1)
+    request = RankZeroBroadcast(kind="peers", seq=0, value=large, all_values=True)
+    with pytest.raises(IntegrityError, match="the limit of an all-gather is 4096"):
+        send_frame(make_coordinator(), 0, request)
 
 
 def test_collectives_are_distinguished_by_kind_and_number() -> None:

@@ -42,7 +42,7 @@ from spotfit.protocol.worker_agent import (
     WorkerReturned,
 )
 from spotfit.testing.builders import a_notice
-from tests.unit.agent.simulated_cluster import FakeCluster
+from tests.unit.agent.simulated_cluster import FakeCluster, FakeNode
 from tests.unit.protocol.invalid_frames import INVALID_FRAMES
 
 ANY_FAILURES = FailureLimits(worker=-1)
@@ -359,6 +359,44 @@ def test_a_run_whose_ranks_ended_at_different_steps_ends_with_unsaved_steps() ->
     ended = cluster.last_event(FitEnded)
     assert ended.outcome == "finished"
     assert "rank 0 ended at step 7, rank 1 at step 8" in ended.last_save_error
+
+
+# --- exceptions about a lost peer ----------------------------------------------------------------
+
+
+LOST_PEER = "lightgbm.basic.LightGBMError: Socket recv error, Connection reset by peer"
+
+
+def cluster_with_lost_peer() -> tuple[FakeCluster, FakeNode]:
+    """A cluster in which rank 0 has raised because of rank 1, and the node of rank 1."""
+    cluster = FakeCluster(failure_limits=ANY_FAILURES)
+    cluster.wait_for_round()
+    cluster.fail_rank(0, LOST_PEER)
+    cluster.advance(0.01)
+    return cluster, cluster.node_of_rank(1)
+
+
+def test_an_exception_about_a_lost_peer_waits_for_the_error_of_that_peer() -> None:
+    cluster, peer = cluster_with_lost_peer()
+    assert peer.worker_pool.has_workers
+    cluster.fail_rank(1, "ValueError: the loss is NaN")
+    cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    closed = cluster.last_event(RoundClosed)
+    assert closed.reason == "rank 1 raised: ValueError: the loss is NaN"
+
+
+def test_an_exception_about_a_lost_peer_alone_ends_the_round() -> None:
+    cluster, _ = cluster_with_lost_peer()
+    duration_s = cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    assert 0.4 < duration_s < 2.0
+    assert cluster.last_event(RoundClosed).reason == f"rank 0 raised: {LOST_PEER}"
+
+
+def test_exceptions_about_a_lost_peer_on_all_ranks_end_the_round_at_once() -> None:
+    cluster, _ = cluster_with_lost_peer()
+    cluster.fail_rank(1, LOST_PEER)
+    duration_s = cluster.advance_until(lambda: cluster.last_event(RoundClosed))
+    assert duration_s < 0.2
 
 
 # --- exceptions on nodes with a notice -----------------------------------------------------------

@@ -74,6 +74,31 @@ def test_only_a_zombie_has_a_wait_status() -> None:
     assert process.zombie_wait_status(os.getpid()) is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_zombie_is_ending() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(3)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert process.is_ending(child)
+    os.waitpid(child, 0)
+    assert not process.is_ending(child)
+    assert not process.is_ending(os.getpid())
+
+
+# Recorded while the kernel freed the memory of a killed process: flags are PF_EXITING and others.
+STAT_OF_KILLED = "R 7 12 12 0 -1 {flags} 3 0 0 0 4 2 0 0 20 0 1 0 99 0 0 18446744073709551615"
+
+
+@pytest.mark.parametrize(("flags", "is_ending"), [(0x400044, True), (0x400040, False)])
+def test_a_process_that_runs_no_code_any_more_is_ending(
+    flags: int, is_ending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = STAT_OF_KILLED.format(flags=flags).split()
+    monkeypatch.setattr(process, "_read_stat", lambda _pid: fields)
+    assert process.is_ending(12) is is_ending
+
+
 def test_a_process_whose_parent_has_ended_exits_at_once() -> None:
     child = os.fork()
     if child == 0:

@@ -154,7 +154,7 @@ def test_cluster_calls_remain_if_ray_is_needed(need: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["import ray.data", "from ray import tune", "from ray.train.xgboost import *"]
+    "other", ["import ray.data", "from ray import tune", "from ray.train.tensorflow import *"]
 )
 def test_cluster_calls_remain_for_other_libraries_of_ray(other: str) -> None:
     script = f"import ray\n{other}\nray.init()\n"
@@ -227,7 +227,10 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
             "from ray.train.tensorflow import TensorflowTrainer as T",
             "ray.train.tensorflow.TensorflowTrainer",
         ),
-        ("import ray.train.xgboost as x\nT = x.XGBoostTrainer", "ray.train.xgboost.XGBoostTrainer"),
+        (
+            "import ray.train.tensorflow as x\nT = x.TensorflowTrainer",
+            "ray.train.tensorflow.TensorflowTrainer",
+        ),
         ("import ray\nT = ray.train.v2.jax.JaxTrainer", "ray.train.v2.jax.JaxTrainer"),
         ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
     ],

@@ -75,6 +75,38 @@ def test_a_process_death_is_the_cause_of_its_peers_exceptions() -> None:
     assert closed.reason.startswith("rank 1 died: The worker of rank 1 was killed")
 
 
+LOST_PEER = "lightgbm.basic.LightGBMError: Socket recv error, code: 104"
+PEER_GONE = RankFailure(rank=0, kind="raised", message=LOST_PEER)
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        (replace(RAISED, rank=3), "rank 3 raised: ValueError: no"),
+        (
+            RankFailure(rank=3, kind="died", message="The worker was killed by SIGKILL."),
+            "rank 3 died: The worker was killed by SIGKILL.",
+        ),
+    ],
+)
+def test_an_exception_about_a_lost_peer_follows_from_other_failures(
+    later: RankFailure, reason: str
+) -> None:
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [PEER_GONE, later])
+    assert closed.reason == reason
+
+
+def test_an_abort_follows_from_the_death_of_another_rank() -> None:
+    killed = RankFailure(rank=3, kind="died", message="The worker was killed by SIGKILL.")
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [KILLED, killed])
+    assert closed.failures == (killed, KILLED)
+
+
+def test_an_exception_about_a_lost_peer_without_other_failure_is_charged_to_the_worker() -> None:
+    closed = round_closed_by_failure(VIEW, a_leader_state(), a_round(), [PEER_GONE])
+    assert (closed.cause, closed.reason) == (FailureCause.WORKER, f"rank 0 raised: {LOST_PEER}")
+
+
 def test_a_death_without_message_is_described_by_its_kind() -> None:
     failures = [RankFailure(rank=0, kind="died", message="  ")]
     assert (
@@ -200,8 +232,16 @@ FOLLOWS = replace(SAME, message="Traceback\nRuntimeError: connection closed by p
         ((ON_LEAVING, FOLLOWS), FailureCause.PREEMPTION),
         ((FOLLOWS, ON_LEAVING), FailureCause.WORKER),
         ((ON_LEAVING, replace(KILLED, rank=0)), FailureCause.WORKER),
+        ((PEER_GONE, ON_LEAVING), FailureCause.PREEMPTION),
     ],
-    ids=["alone", "the same elsewhere", "a consequence", "raised before", "died elsewhere"],
+    ids=[
+        "alone",
+        "the same elsewhere",
+        "a consequence",
+        "raised before",
+        "died elsewhere",
+        "lost peer",
+    ],
 )
 def test_an_exception_on_a_node_with_a_notice_is_compared_with_those_of_other_nodes(
     reported: tuple[RankFailure, ...], cause: FailureCause

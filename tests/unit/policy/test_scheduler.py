@@ -428,6 +428,21 @@ def test_with_a_disconnected_agent_the_backends_report_is_awaited() -> None:
     assert event.cause is FailureCause.NETWORK
 
 
+@pytest.mark.parametrize(
+    ("message", "timeout_s"),
+    [
+        ("ValueError: no", SPEC.timing.failure_settle_s),
+        ("xgboost.core.XGBoostError: Encountered EOF", SPEC.timing.heartbeat_timeout_s),
+    ],
+)
+def test_a_machine_that_does_not_stop_its_workers_may_be_the_lost_peer(
+    message: str, timeout_s: float
+) -> None:
+    failures = {0: RankFailure(rank=0, kind="raised", message=message)}
+    failing = Failing(round=a_round(), since=NOW, rank_failures=failures, workers_stopped=False)
+    assert wait_of(OPEN, a_leader_state(phase=failing)).until == NOW + timeout_s
+
+
 def test_a_missing_former_leader_is_polled() -> None:
     elected = LeaderElected(
         leader=an_agent_id(0),

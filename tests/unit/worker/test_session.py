@@ -729,6 +729,24 @@ def test_a_collective_returns_the_value_of_rank_0(
     ]
 
 
+def test_a_gather_returns_the_values_of_all_ranks(
+    session: Session, agent: FakeAgentConnection
+) -> None:
+    agent.send(RankZeroBroadcastResult(kind="peers", seq=0, values=(b"zero", b"one")))
+    assert session.all_gather_bytes("peers", b"zero") == (b"zero", b"one")
+    assert agent.receive() == [
+        RankZeroBroadcast(kind="peers", seq=0, value=b"zero", all_values=True, blocks_training=True)
+    ]
+
+
+def test_a_value_that_is_too_large_to_gather_is_rejected(
+    session: Session, agent: FakeAgentConnection
+) -> None:
+    with pytest.raises(ConfigError, match=r"the limit is 4\.0 KiB"):
+        session.all_gather_bytes("peers", b"x" * 4097)
+    assert agent.receive() == []
+
+
 def test_a_collective_timeout_names_the_missing_ranks(
     session: Session, agent: FakeAgentConnection
 ) -> None:

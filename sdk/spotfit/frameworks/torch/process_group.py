@@ -16,7 +16,7 @@ import msgspec
 
 from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.devices import worker_devices
-from spotfit.frameworks.framework import BroadcastBytesFn, rank_environment
+from spotfit.frameworks.framework import AllGatherFn, rank_environment
 from spotfit.frameworks.torch.torch_config import default_backend
 from spotfit.host import env, log, machine
 from spotfit.host.plugins import require_module
@@ -87,14 +87,14 @@ class TorchFramework:
             "ACCELERATE_TORCH_DEVICE": _default_device(start),
         }
 
-    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+    def form_group(self, start: StartWorker, all_gather: AllGatherFn) -> None:
         """Set the CPU threads, network interface and device of this rank and join the group.
 
         Blocks until all ranks have joined; torch waits for at most the `timeout_s` of
         `TorchConfig`. With `TorchConfig(form_group=False)` the rank does not join, and has the
         variables with which `init_process_group()` joins. Also sets MASTER_ADDR and MASTER_PORT of
         this process to rank 0's. Raises `MissingExtraError` without torch, `ConfigError` if a
-        worker with a GPU has a torch without CUDA, torch's exceptions and those of `broadcast`.
+        worker with a GPU has a torch without CUDA, torch's exceptions and those of `all_gather`.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -118,9 +118,9 @@ class TorchFramework:
             _require_cuda_build()
             torch.cuda.set_device(device)
         if options.form_group:
-            init_default_group(options.backend, start, broadcast)
+            init_default_group(options.backend, start, all_gather)
         else:
-            self._rendezvous = _rendezvous_store(start, broadcast, options)
+            self._rendezvous = _rendezvous_store(start, all_gather, options)
             env.update(_launcher_variables(start))
 
     def leave_group(self) -> None:
@@ -220,12 +220,12 @@ def torch_options(start: StartWorker) -> TorchOptions:
     return msgspec.convert(start.framework_options, TorchOptions)
 
 
-def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+def init_default_group(backend: str, start: StartWorker, all_gather: AllGatherFn) -> None:
     """Initialize torch's default process group over all ranks of the round.
 
-    `backend` is torch's name, such as "nccl"; `broadcast` distributes the address of rank 0, which
+    `backend` is torch's name, such as "nccl"; `all_gather` distributes the address of rank 0, which
     opens a new port. Blocks until all ranks have joined, or raises after a timeout: torch's
-    exceptions and those of `broadcast`. Sets MASTER_ADDR and MASTER_PORT of this process.
+    exceptions and those of `all_gather`. Sets MASTER_ADDR and MASTER_PORT of this process.
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported in fact
@@ -234,7 +234,7 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
     # The prefix separates this group's keys from others that users put into the same store.
     dist.init_process_group(
         backend,
-        store=PrefixStore(f"round-{start.round}", _rendezvous_store(start, broadcast, options)),
+        store=PrefixStore(f"round-{start.round}", _rendezvous_store(start, all_gather, options)),
         rank=start.rank,
         world_size=start.world_size,
         timeout=datetime.timedelta(seconds=options.timeout_s),
@@ -242,7 +242,7 @@ def init_default_group(backend: str, start: StartWorker, broadcast: BroadcastByt
 
 
 def _rendezvous_store(
-    start: StartWorker, broadcast: BroadcastBytesFn, options: TorchOptions
+    start: StartWorker, all_gather: AllGatherFn, options: TorchOptions
 ) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported in fact
 
@@ -253,7 +253,7 @@ def _rendezvous_store(
         family = socket.AF_INET6 if ":" in start.host else socket.AF_INET
         listener = socket.create_server((start.host, 0), family=family, backlog=_BACKLOG)
         address = f"{start.host} {listener.getsockname()[1]}"
-    host, port = broadcast("torch_master", address.encode()).decode().split()
+    host, port = all_gather("torch_master", address.encode())[0].decode().split()
     # Not for torch: libraries on top of it read rank 0's address from the environment.
     env.update({"MASTER_ADDR": host, "MASTER_PORT": port})
     # TCPStore takes over the listening socket and closes it.

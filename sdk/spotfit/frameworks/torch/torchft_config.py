@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from spotfit.frameworks.backend_config import Backend
-from spotfit.frameworks.framework import BroadcastBytesFn
+from spotfit.frameworks.framework import AllGatherFn
 from spotfit.frameworks.torch.process_group import TorchFramework, import_optional
 from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.host import env, machine
@@ -29,15 +29,15 @@ class TorchftFramework(TorchFramework):
     Ranks in the environment and in the train context are still those among all workers.
     """
 
-    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+    def form_group(self, start: StartWorker, all_gather: AllGatherFn) -> None:
         """Form torch's group of this rank alone; its store listens on this node's address.
 
-        `broadcast` is not used, and no other rank is waited for: torchft connects the workers
+        `all_gather` is not used, and no other rank is waited for: torchft connects the workers
         later.
         """
         # torchft replaces failed replicas without a new round, which torch's group could not do.
         alone = msgspec.structs.replace(start, rank=0, world_size=1)
-        super().form_group(alone, lambda _, value: value)
+        super().form_group(alone, lambda _, value: (value,))
 
 
 class TorchftBackend(Backend):

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.frameworks.framework import BroadcastBytesFn
+from spotfit.frameworks.framework import AllGatherFn
 from spotfit.frameworks.torch.process_group import (
     TorchFramework,
     import_optional,
@@ -105,7 +105,7 @@ class TorchXlaFramework(TorchFramework):
             ),
         }
 
-    def form_group(self, start: StartWorker, broadcast: BroadcastBytesFn) -> None:
+    def form_group(self, start: StartWorker, all_gather: AllGatherFn) -> None:
         """Join torch's default process group with the backend "xla"; rendezvous at rank 0.
 
         Blocks until all ranks have joined. Raises `MissingExtraError` without torch_xla.
@@ -114,7 +114,7 @@ class TorchXlaFramework(TorchFramework):
         import_optional(
             "torch_xla.distributed.xla_backend", package="torch_xla", needed_by="TorchXLAConfig"
         )
-        init_default_group("xla", start, broadcast)
+        init_default_group("xla", start, all_gather)
 
 
 # --- TorchXLAConfig -------------------------------------------------------------------------------

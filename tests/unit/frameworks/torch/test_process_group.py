@@ -31,8 +31,8 @@ def start(**options: Any) -> StartWorker:
     return a_worker_start(options=options)
 
 
-def alone(_kind: str, value: bytes) -> bytes:
-    return value
+def alone(_kind: str, value: bytes) -> tuple[bytes]:
+    return (value,)
 
 
 def test_all_rank_variables_are_set() -> None:
@@ -97,18 +97,18 @@ def test_the_store_listens_on_one_address_only() -> None:
 
 def test_other_ranks_connect_to_the_address_of_rank_0() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    broadcasts: list[tuple[str, bytes]] = []
+    gathered: list[tuple[str, bytes]] = []
 
-    def gather(kind: str, value: bytes) -> bytes:
-        broadcasts.append((kind, value))
-        return f"127.0.0.1 {store.port}".encode()
+    def gather(kind: str, value: bytes) -> tuple[bytes, ...]:
+        gathered.append((kind, value))
+        return (f"127.0.0.1 {store.port}".encode(), value)
 
     client = backend_of._rendezvous_store(
         a_worker_start(rank=1, world_size=2), gather, backend_of.TorchOptions()
     )
     store.set("key", "value")
     assert client.get("key") == b"value"
-    assert broadcasts == [("torch_master", b"")]
+    assert gathered == [("torch_master", b"")]
 
 
 @pytest.mark.parametrize("method", ["env", "tcp"])

@@ -72,13 +72,13 @@ def test_each_worker_has_a_separate_group_and_store(monkeypatch: pytest.MonkeyPa
     for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
 
-    def no_broadcast(_kind: str, _value: bytes) -> bytes:
-        raise AssertionError("a group of one needs no broadcast")
+    def no_gather(_kind: str, _value: bytes) -> tuple[bytes]:
+        raise AssertionError("a group of one needs no all-gather")
 
     second = a_worker_start(rank=1, world_size=2)
     framework = TorchftFramework()
     try:
-        framework.form_group(second, no_broadcast)
+        framework.form_group(second, no_gather)
         assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
         port = int(os.environ["MASTER_PORT"])
         TCPStore(os.environ["MASTER_ADDR"], port, is_master=False).set("key", "value")

@@ -62,5 +62,5 @@ def test_graph_extraction_is_enabled_if_requested() -> None:
 
 def test_a_missing_torch_xla_is_named() -> None:
     with pytest.raises(MissingExtraError, match="needs the package torch_xla") as caught:
-        TorchXlaFramework().form_group(start(), lambda _, value: value)
+        TorchXlaFramework().form_group(start(), lambda _, value: (value,))
     assert isinstance(caught.value, ImportError)
