@@ -291,6 +291,14 @@ class Checkpointer:
         # Invalid metrics must fail now, not at the first save.
         self._last_metrics = metrics_to_json(metrics or {})
 
+    @property
+    def remaining_batches(self) -> int | None:
+        """Batches of the epoch that this rank has not trained on yet; None if that is unknown.
+
+        Equal on all ranks. At another world size than before a restart it is their new share.
+        """
+        return None if self._data_position is None else self._data_position.remaining_batches
+
     def end_epoch(self) -> None:
         """Record that the loop has ended the epoch of `loader`, which saves nothing.
 

@@ -98,8 +98,12 @@ class SamplerPosition(Sampler[int]):
     @property
     def batches_per_epoch(self) -> int | None:
         """Number of batches that one rank reads in a whole epoch; never None for this class."""
-        count = len(self._rank_indices(0))
-        return int(count // self._batch_size if self._drop_last else -(-count // self._batch_size))
+        return self._batch_count(0)
+
+    @property
+    def remaining_batches(self) -> int | None:
+        """Batches of the epoch that this rank has not trained on yet; never None for this class."""
+        return self._batch_count(self.consumed)
 
     @property
     def is_at_end(self) -> bool:
@@ -279,6 +283,10 @@ class SamplerPosition(Sampler[int]):
         self._has_started = self._is_resuming = False
         self._is_pass_open = self._has_persistent_workers
 
+    def _batch_count(self, start: int) -> int:
+        count = len(self._rank_indices(start))
+        return int(count // self._batch_size if self._drop_last else -(-count // self._batch_size))
+
     def _rank_indices(self, start: int) -> range:
         """Return this rank's indices into the epoch's order, beginning at `start`.
 
@@ -351,6 +359,8 @@ class LoaderPosition:
     """
 
     batches_per_epoch: int | None = None
+    """Unknown for these loaders."""
+    remaining_batches: int | None = None
     """Unknown for these loaders."""
 
     def __init__(self, loader: Any) -> None:
