@@ -56,9 +56,7 @@ def make_module(pl: Any, config: Config) -> Any:
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             inputs, labels = batch
-            self.log(
-                "val_loss", functional.cross_entropy(self.net(inputs), labels), sync_dist=True
-            )
+            self.log("val_loss", functional.cross_entropy(self.net(inputs), labels), sync_dist=True)
 
         def on_train_epoch_end(self) -> None:
             metrics = {k: v.item() for k, v in self.trainer.callback_metrics.items()}

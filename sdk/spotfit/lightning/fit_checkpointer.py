@@ -26,6 +26,7 @@ from spotfit.lightning.logged_values import LoggedValues
 from spotfit.lightning.loop_state import LoopState
 from spotfit.lightning.report_callback import plain_metrics
 from spotfit.torch.checkpoint.checkpointer import Checkpointer, RestoreResult
+from spotfit.torch.checkpoint.data_position import is_stateful_loader
 from spotfit.worker.training_api import require_session
 
 _LOOPS_NAME = "lightning"
@@ -171,7 +172,10 @@ def _total_batches(trainer: Any) -> int | None:
 
 
 def _only_loader(fit_loop: Any) -> Any:
-    """Return the training's data loader; None, with a warning, if it has several."""
+    """Return the training's data loader; None, with a warning, if it has several.
+
+    Raises `ConfigError` for one whose position would be wrong.
+    """
     loaders = fit_loop._combined_loader.flattened if fit_loop._combined_loader else []
     if len(loaders) > 1:
         log.warning(
@@ -182,7 +186,16 @@ def _only_loader(fit_loop: Any) -> Any:
             "the data again",
         )
         return None
-    return loaders[0] if loaders else None
+    loader = loaders[0] if loaders else None
+    # Without a length Lightning reads one batch ahead of the training, also when a save is taken.
+    if loader is not None and is_stateful_loader(loader) and fit_loop._data_fetcher.length is None:
+        raise ConfigError(
+            f"CheckpointerCallback cannot save the position of a {type(loader).__name__} without a "
+            "length: Lightning reads one batch ahead, which a resume would skip.",
+            do="Set Trainer(limit_train_batches=...) to the number of batches of an epoch.",
+            retryable=False,
+        )
+    return loader
 
 
 def _reject_unsupported(trainer: Any) -> None:
