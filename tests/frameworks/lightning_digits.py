@@ -145,6 +145,83 @@ def train(config: Config) -> str:
     return hash_of(module)
 
 
+def train_in_fixed_batches(config: Config) -> list[list[int]]:
+    """Train with batches of 8 at any number of workers; return the batches of each epoch."""
+    import lightning.pytorch as pl
+
+    from spotfit.lightning import (
+        CheckpointerCallback,
+        RayDDPStrategy,
+        RayLightningEnvironment,
+        prepare_trainer,
+    )
+
+    counts: dict[int, int] = {}
+
+    class Counter(pl.Callback):  # type: ignore[misc]  # of an optional package
+        def on_train_batch_end(self, trainer: Any, *_args: Any) -> None:
+            counts[trainer.current_epoch] = counts.get(trainer.current_epoch, 0) + 1
+
+    saves = CheckpointerCallback(every=config["every"])
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        callbacks=[saves, make_interruption(pl, config, saves), Counter()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        default_root_dir=config["marks"],
+    )
+    loader = DataLoader(digits(0, 480), batch_size=8, shuffle=True)
+    validation = DataLoader(digits(480, 600), batch_size=30)
+    prepare_trainer(trainer).fit(make_module(pl, config), loader, validation)
+    return [[epoch, count] for epoch, count in counts.items()]
+
+
+def train_with_reports(config: Config) -> list[int]:
+    """Train with Ray's callback, as a script of Ray does; return the epochs that were trained."""
+    import lightning.pytorch as pl
+
+    from spotfit.lightning import (
+        RayDDPStrategy,
+        RayLightningEnvironment,
+        RayTrainReportCallback,
+        prepare_trainer,
+    )
+
+    epochs: list[int] = []
+
+    class Epochs(pl.Callback):  # type: ignore[misc]  # of an optional package
+        def on_train_epoch_start(self, trainer: Any, *_args: Any) -> None:
+            epochs.append(trainer.current_epoch)
+
+    trainer = pl.Trainer(
+        max_epochs=config["epochs"],
+        devices="auto",
+        accelerator="auto",
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        callbacks=[RayTrainReportCallback(), Epochs()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
+    trainer = prepare_trainer(trainer)
+    module = make_module(pl, {**config, "label": "reports"})
+    loader = DataLoader(digits(0, 480), batch_size=480 // STEPS // 2, shuffle=True)
+    validation = DataLoader(digits(480, 600), batch_size=30)
+    checkpoint = spotfit.get_checkpoint()
+    if checkpoint is None:
+        trainer.fit(module, loader, validation)
+    else:
+        with checkpoint.as_directory() as folder:
+            path = f"{folder}/{RayTrainReportCallback.CHECKPOINT_NAME}"
+            trainer.fit(module, loader, validation, ckpt_path=path)
+    return epochs
+
+
 def hash_of(module: nn.Module) -> str:
     weights = torch.cat([weight.detach().flatten() for weight in module.parameters()])
     return md5(weights.numpy().tobytes(), usedforsecurity=False).hexdigest()
