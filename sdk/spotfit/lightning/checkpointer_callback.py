@@ -21,7 +21,7 @@ class CheckpointerHooks:
     """
 
     restored: RestoreResult | None = None
-    """The state from which `Trainer.fit` has resumed; None if it began anew."""
+    """The state from which `Trainer.fit` has resumed; None if it started at step 0."""
     _fit: FitCheckpointer | None = None
 
     def __init__(

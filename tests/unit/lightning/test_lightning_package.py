@@ -44,7 +44,7 @@ def test_the_package_that_was_imported_last_is_used(
         assert imported_package() == name
 
 
-def test_without_lightning_the_error_says_how_to_install_it(
+def test_without_lightning_the_error_has_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_lightning.install(monkeypatch, tmp_path)

@@ -104,6 +104,6 @@ def test_a_trainer_with_another_world_size_is_rejected(session: LocalSession) ->
         prepare_trainer(trainer_with(Strategy(), WorkerEnvironment(), world_size=1))
 
 
-def test_outside_of_a_training_function_an_error_says_so() -> None:
+def test_outside_of_a_training_function_it_raises() -> None:
     with pytest.raises(SessionMisuseError):
         prepare_trainer(trainer_with(Strategy(), WorkerEnvironment()))

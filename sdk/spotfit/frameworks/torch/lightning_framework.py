@@ -24,5 +24,5 @@ class LightningFramework(TorchFramework):
         package = next(packages, None)
         if package is None:
             return TorchFramework.preload_stages
-        ours = ("spotfit.lightning.lightning_classes", "torchmetrics")
-        return (*TorchFramework.preload_stages, (package, *ours))
+        classes = ("spotfit.lightning.lightning_classes", "torchmetrics")
+        return (*TorchFramework.preload_stages, (package, *classes))

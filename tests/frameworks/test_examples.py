@@ -1,0 +1,34 @@
+"""The examples with training frameworks run and print the documented output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+
+EXPECTED_OUTPUT = {
+    "lightning_autoencoder.py": ["loss of the validation below 0.05: True"],
+    "lightning_digits.py": ["lost machines: 1, resumed: True", "accuracy above 0.9: True"],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED_OUTPUT)
+def test_an_example_prints_the_expected_output(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
+    completed = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    for line in EXPECTED_OUTPUT[name]:
+        assert line in completed.stdout, completed.stdout + completed.stderr
