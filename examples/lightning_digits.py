@@ -92,4 +92,5 @@ if __name__ == "__main__":
         with scheduled_reclaims(f"{folder}/runs/digits", reclaims, options=machines) as schedule:
             result = trainer.fit()
         print(f"lost machines: {len(schedule.completed)}, resumed: {result.return_value > 0}")
-        print(f"accuracy above 0.9: {result.metrics['val_accuracy'] > 0.9}")
+        metrics = result.metrics or {}
+        print(f"accuracy above 0.9: {metrics['val_accuracy'] > 0.9}")

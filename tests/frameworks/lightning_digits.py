@@ -71,7 +71,11 @@ def make_module(pl: Any, config: Config) -> Any:
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
             return [optimizer], [
                 {"scheduler": per_step, "interval": "step"},
-                {"scheduler": plateau, "interval": "epoch", "monitor": "val_loss"},
+                {
+                    "scheduler": plateau,
+                    "interval": "epoch",
+                    "monitor": config.get("monitor", "val_loss"),
+                },
             ]
 
     return DigitsModule()

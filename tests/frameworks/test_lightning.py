@@ -117,6 +117,7 @@ def test_the_validation_of_an_epoch_is_in_the_metrics_of_its_checkpoint(
             num_to_keep=1, checkpoint_score_attribute="val_loss", checkpoint_score_order="min"
         ),
     )
+    assert result.best_checkpoints is not None
     ((_, saved),) = result.best_checkpoints
     logged = [json.loads((cloud.marks / f"metrics-run-{n}").read_text()) for n in range(2)]
     assert saved["val_loss"] == min(one["val_loss"] for one in logged)
@@ -194,6 +195,7 @@ def test_reported_checkpoints_are_those_of_ray_train(cloud: LiveTestCloud) -> No
         config={"epochs": 2},
         checkpoint_config=spotfit.CheckpointConfig(num_to_keep=None),
     )
+    assert result.best_checkpoints is not None
     reported = [metrics for _, metrics in result.best_checkpoints]
     assert [(one["epoch"], one["step"]) for one in reported] == [(0, STEPS), (1, 2 * STEPS)]
     assert all(0 < one["val_loss"] < 3 for one in reported)

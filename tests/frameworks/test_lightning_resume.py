@@ -88,7 +88,7 @@ def run(folder: Path, *, stop_after: int | None = None, every: Any = 1, **option
     """Train in a new simulated process; return all that must be equal, or None if it stopped."""
     pl.seed_everything(3)
     folder.mkdir(exist_ok=True)
-    module = make_module(pl, {"marks": str(folder), "label": "run"})
+    module = make_module(pl, {"marks": str(folder), "label": "run", "monitor": "train_loss_epoch"})
     events, saves = Events(), CheckpointerCallback(every=every)
     stop = [] if stop_after is None else [StopAfter(stop_after)]
     trainer = pl.Trainer(
@@ -118,21 +118,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "validation_within_epochs": {"val_check_interval": 2},
     "validation_every_2_epochs": {"check_val_every_n_epoch": 2},
     "max_steps": {"max_epochs": -1, "max_steps": 15},
-    "shorter_epochs": {"limit_train_batches": 4},
+    "shorter_epochs": {"limit_train_batches": 5},
     "without_validation": {"limit_val_batches": 0},
 }
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("stop_after", [1, 3, 5, 6, 7, 11, 12, 13])
+@pytest.mark.parametrize("stop_after", [1, 5, 6, 7, 13])
 def test_a_training_that_stopped_after_any_step_ends_like_an_undisturbed_one(
     session: LocalSession, tmp_path: Path, name: str, stop_after: int
 ) -> None:
-    options = OPTIONS[name]
-    undisturbed = run(tmp_path / "undisturbed", every=1000, **options)
+    expected = undisturbed(name, tmp_path)
     training_api.set_session(LocalSession("run"))
-    if run(tmp_path / "stopped", stop_after=stop_after, **options) is not None:
-        return  # this case has fewer steps
-    resumed = run(tmp_path / "stopped", **options)
-    for part, expected in zip(resumed, undisturbed, strict=True):
-        assert part == expected
+    assert run(tmp_path / "stopped", stop_after=stop_after, **OPTIONS[name]) is None
+    resumed = run(tmp_path / "stopped", **OPTIONS[name])
+    for part, expected_part in zip(resumed, expected, strict=True):
+        assert part == expected_part
+
+
+_results: dict[str, Any] = {}
+
+
+def undisturbed(name: str, folder: Path) -> Any:
+    """Return the result without a stop, which is computed once for all tests."""
+    if name not in _results:
+        _results[name] = run(folder / "undisturbed", every=1000, **OPTIONS[name])
+    return _results[name]

@@ -61,7 +61,7 @@ class FitCheckpointer:
         )
 
     def restore(self) -> RestoreResult | None:
-        """Restore the newest state, if there is one, and start the pass over the data. A collective."""
+        """Restore the newest state, if there is one, and start the data's pass. A collective."""
         restored = self.checkpointer.restore()
         if restored is not None:
             self._is_resuming = True
