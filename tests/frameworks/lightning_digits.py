@@ -128,7 +128,6 @@ def train(config: Config) -> str:
     else:
         strategy = RayDDPStrategy(find_unused_parameters=True)
     trainer = pl.Trainer(
-        max_epochs=EPOCHS,
         accelerator=config.get("accelerator", "auto"),
         devices="auto",
         strategy=strategy,
@@ -139,7 +138,7 @@ def train(config: Config) -> str:
         enable_model_summary=False,
         logger=False,
         default_root_dir=config["marks"],
-        **config.get("trainer", {}),
+        **{"max_epochs": EPOCHS, **config.get("trainer", {})},
     )
     batch = 480 // STEPS // spotfit.get_context().get_world_size()
     loader = DataLoader(

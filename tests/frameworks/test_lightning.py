@@ -172,11 +172,13 @@ def test_a_resized_group_trains_on_each_batch_of_the_epoch_once(cloud: LiveTestC
 
 
 def train_unprepared(config: dict[str, Any]) -> None:
+    """Train as on one machine; the script imports nothing of spotfit."""
     import lightning.pytorch as pl
+    from torch.utils.data import DataLoader
 
-    pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False).fit(
-        pl.demos.boring_classes.BoringModel()
-    )
+    trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)
+    module = lightning_digits.make_module(pl, {**config, "label": "unprepared"})
+    trainer.fit(module, DataLoader(lightning_digits.digits(0, 64), batch_size=8))
 
 
 def test_an_unprepared_trainer_is_rejected_without_a_retry(cloud: LiveTestCloud) -> None:
