@@ -105,50 +105,6 @@ def replicated_steps(node: NodeAssignment, *, by: NodeAssignment) -> list[int]:
     return steps
 
 
-def test_the_validation_of_an_epoch_is_in_the_metrics_of_its_checkpoint(
-    cloud: LiveTestCloud,
-) -> None:
-    result = cloud.fit(
-        train,
-        workers=2,
-        trainer_type=LightningTrainer,
-        config={"label": "run", "every": "epoch", "trainer": {"max_epochs": 2}},
-        checkpoint_config=spotfit.CheckpointConfig(
-            num_to_keep=1, checkpoint_score_attribute="val_loss", checkpoint_score_order="min"
-        ),
-    )
-    assert result.best_checkpoints is not None
-    ((_, saved),) = result.best_checkpoints
-    logged = [json.loads((cloud.marks / f"metrics-run-{n}").read_text()) for n in range(2)]
-    assert saved["val_loss"] == min(one["val_loss"] for one in logged)
-
-
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NAME": "train",
-    "SLURM_NTASKS": "16",
-    "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "4",
-}
-
-
-def test_the_last_steps_are_saved_at_the_end_and_a_longer_run_continues(
-    cloud: LiveTestCloud,
-) -> None:
-    """Also in a job of Slurm, whose variables Lightning would follow."""
-    for epochs in (1, 2):
-        cloud.fit(
-            train,
-            workers=2,
-            trainer_type=LightningTrainer,
-            config={"label": str(epochs), "every": 1000, "trainer": {"max_epochs": epochs}},
-            worker_runtime_env={"env_vars": SLURM},
-        )
-    assert restored(cloud, "2") == {STEPS: "bucket"}
-    assert not (cloud.marks / "metrics-2-0").exists(), "only the second epoch is trained"
-
-
 def test_a_resized_group_trains_on_each_batch_of_the_epoch_once(cloud: LiveTestCloud) -> None:
     """Four ranks train 6 of 15 batches; two ranks the remaining 288 samples, in 18 of 30."""
     config = {"label": "run", "waits": [[6, 0], [6, 1], [6, 2], [6, 3]], "every": 1}
