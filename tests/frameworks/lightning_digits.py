@@ -114,7 +114,6 @@ def train(config: Config) -> str:
     from spotfit.lightning import (
         CheckpointerCallback,
         RayDDPStrategy,
-        RayFSDPStrategy,
         RayLightningEnvironment,
         prepare_trainer,
     )
@@ -123,14 +122,10 @@ def train(config: Config) -> str:
     module = make_module(pl, config)
     torch.manual_seed(spotfit.get_context().get_world_rank())  # dropout differs between ranks
     saves = CheckpointerCallback(every=config.get("every", 3))
-    if config.get("strategy") == "fsdp":
-        strategy = RayFSDPStrategy()
-    else:
-        strategy = RayDDPStrategy(find_unused_parameters=True)
     trainer = pl.Trainer(
         accelerator=config.get("accelerator", "auto"),
         devices="auto",
-        strategy=strategy,
+        strategy=RayDDPStrategy(find_unused_parameters=True),
         plugins=[RayLightningEnvironment()],
         callbacks=[saves, make_interruption(pl, config, saves)],
         enable_checkpointing=False,

@@ -56,7 +56,6 @@ CASES: dict[str, dict[str, Any]] = {
     "lightning": {},
     "pytorch_lightning": {"package": "pytorch_lightning"},
     "accumulation": {"trainer": {"accumulate_grad_batches": 3}, "loader_workers": 1},
-    "fsdp": {"strategy": "fsdp"},
 }
 
 

@@ -214,8 +214,9 @@ def test_unsupported_options_are_rejected(session: LocalSession, tmp_path: Path)
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("strategy", ["RayDDPStrategy", "RayFSDPStrategy"])
 def test_a_trainer_in_a_job_of_slurm_has_the_ranks_of_the_worker(
-    session: LocalSession, monkeypatch: pytest.MonkeyPatch, package: str
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch, package: str, strategy: str
 ) -> None:
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
@@ -223,7 +224,7 @@ def test_a_trainer_in_a_job_of_slurm_has_the_ranks_of_the_worker(
     training_api.set_session(LocalSession("run", LauncherGroup(ranks)))
     classes = {name: class_for(package, name) for name in CLASS_NAMES}
     trainer = importlib.import_module(package).Trainer(
-        strategy=classes["RayDDPStrategy"](),
+        strategy=classes[strategy](),
         plugins=[classes["RayLightningEnvironment"]()],
         accelerator="cpu",
         logger=False,
