@@ -216,8 +216,7 @@ def _warn_if_unused() -> None:
             "torch.group_unused",
             text=f"the {dist.get_world_size()} workers have used no collective of "
             "torch.distributed: probably each has trained a model of its own",
-            do="wrap the model with spotfit.torch.prepare_model() or DistributedDataParallel; pass "
-            "Lightning devices= and num_nodes= of all workers",
+            do="wrap the model with spotfit.torch.prepare_model() or DistributedDataParallel",
         )
 
 
