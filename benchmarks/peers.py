@@ -20,7 +20,7 @@ SIDES = ROOT / "benchmarks" / "sides"
 TORCH = "torch==2.13.0"
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "torchrun": (TORCH, "numpy"),
-    "ray": ("ray[train]==2.60.0", TORCH),
+    "ray": ("ray[train]==2.60.0", TORCH, "lightning==2.6.6"),
 }
 
 

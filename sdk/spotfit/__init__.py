@@ -106,7 +106,7 @@ _PUBLIC_NAME_MODULES = {
 }
 
 # Reachable as attributes, so that `import spotfit` is enough for `spotfit.torch.get_device()`.
-_PUBLIC_SUBMODULES = ("backend", "collective", "torch")
+_PUBLIC_SUBMODULES = ("backend", "collective", "lightning", "torch")
 
 __all__ = sorted([*_PUBLIC_NAME_MODULES, "collective"])  # pyright: ignore[reportUnsupportedDunderAll] # pinned by a test
 

@@ -1,4 +1,6 @@
-"""Examples of training frameworks run and print the documented output."""
+"""Examples with training frameworks run and print the documented output."""
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -10,18 +12,25 @@ import pytest
 from tests.house.tree import ROOT
 
 EXPECTED_OUTPUT = {
-    "xgboost": "30 rounds, training error below 2 %: True",
-    "lightgbm": "30 rounds, test AUC above 0.95: True",
+    "lightgbm_breast_cancer.py": ["30 rounds, test AUC above 0.95: True"],
+    "lightning_autoencoder.py": ["loss of the validation below 0.05: True"],
+    "lightning_digits.py": ["lost machines: 1, resumed: True", "accuracy above 0.9: True"],
+    "xgboost_breast_cancer.py": ["30 rounds, training error below 2 %: True"],
 }
 
 
-@pytest.mark.parametrize("library", EXPECTED_OUTPUT)
-def test_example_prints_the_expected_output(library: str, tmp_path: Path) -> None:
-    pytest.importorskip(library)
-    command = [sys.executable, str(ROOT / "examples" / f"{library}_breast_cancer.py")]
+@pytest.mark.parametrize("name", EXPECTED_OUTPUT)
+def test_an_example_prints_the_expected_output(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name.partition("_")[0])
     environment = os.environ | {"SPOTFIT_HOME": str(tmp_path / "keys"), "TMPDIR": str(tmp_path)}
     completed = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(ROOT / "examples" / name)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
-    assert completed.returncode == 0, completed.stderr
-    assert EXPECTED_OUTPUT[library] in completed.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    for line in EXPECTED_OUTPUT[name]:
+        assert line in completed.stdout, completed.stdout + completed.stderr

@@ -17,6 +17,10 @@ MAX_UNTESTED_BODY_LINES = 12  # smaller modules are covered by the tests of thei
 
 TESTED_ELSEWHERE: dict[str, str] = {
     "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py",
+    # With the real loops of Lightning.
+    "sdk/spotfit/lightning/fit_checkpointer.py": "tests/frameworks/test_lightning.py",
+    "sdk/spotfit/lightning/logged_values.py": "tests/frameworks/test_lightning.py",
+    "sdk/spotfit/lightning/loop_state.py": "tests/frameworks/test_lightning.py",
     "sdk/spotfit/testing/provisioner_suite.py": "tests/contract/test_provisioners.py",
 }
 

@@ -21,6 +21,8 @@ KINDS = {
 }
 VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 IGNORED_MODULES = ("abc", "builtins", "enum", "typing")
+IGNORED_PACKAGES = ("lightning", "pytorch_lightning")
+"""What classes inherit from frameworks belongs to their version, and is no API of Ray."""
 
 Description = dict[str, Any]
 
@@ -78,7 +80,12 @@ def _defined_names(obj: type) -> set[str]:
 
 
 def _own_classes(obj: type) -> list[type]:
-    return [kind for kind in obj.__mro__ if kind.__module__ not in IGNORED_MODULES]
+    return [
+        kind
+        for kind in obj.__mro__
+        if kind.__module__ not in IGNORED_MODULES
+        and kind.__module__.partition(".")[0] not in IGNORED_PACKAGES
+    ]
 
 
 def _member_names(obj: type) -> list[str]:

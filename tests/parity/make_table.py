@@ -1,4 +1,4 @@
-"""Print the table of Ray Train's API; needs `ray[train]` of that version.
+"""Print the table of Ray Train's API; needs `ray[train]` of that version, and Lightning.
 
     .bench/venv-ray/bin/python -m tests.parity.make_table > tests/parity/ray_train_2_60.json
 

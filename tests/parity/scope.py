@@ -18,6 +18,7 @@ RAY_MODULES: Mapping[str, tuple[str, ...]] = {
     "ray.train.backend": ("Backend", "BackendConfig"),
     "ray.train.collective": (),
     "ray.train.error": ("SessionMisuseError",),
+    "ray.train.lightning": (),
     "ray.train.torch": (),
     "ray.train.torch.xla": (),
     "ray.train.v2.api.data_parallel_trainer": ("DataParallelTrainer",),
@@ -31,6 +32,7 @@ SPOTFIT_MODULES: Mapping[str, str] = {
     "ray.train.backend": "spotfit.backend",
     "ray.train.collective": "spotfit.collective",
     "ray.train.error": "spotfit",
+    "ray.train.lightning": "spotfit.lightning",
     "ray.train.torch": "spotfit.torch",
     "ray.train.torch.xla": "spotfit.torch.xla",
     "ray.train.v2.api.data_parallel_trainer": "spotfit",
@@ -38,6 +40,9 @@ SPOTFIT_MODULES: Mapping[str, str] = {
     "ray.train.v2._internal.execution.context": "spotfit.model.user_callback",
 }
 """The corresponding modules of spotfit."""
+
+NEEDED_PACKAGES: Mapping[str, str] = {"ray.train.lightning": "lightning"}
+"""Modules that are compared where this package is installed, as in `make frameworks`."""
 
 ENVIRONMENT = "environment"
 CONSTANTS = ("ray.train.constants", "ray.train.v2._internal.constants")

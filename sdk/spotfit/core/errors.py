@@ -6,7 +6,8 @@ numbers of the case (`details`), and can be pickled (decision 0007).
 SpotfitError
 ├── ConfigError (ValueError)             a setting is invalid or contradicts another setting
 │   ├── ConfigErrors                     several configuration errors, reported together
-│   └── ConfigTypeError (TypeError)      a setting has the wrong type
+│   ├── ConfigTypeError (TypeError)      a setting has the wrong type
+│   └── UnpreparedTrainerError (RuntimeError)  a framework's trainer ignores the other workers
 ├── MissingExtraError (ImportError)      an optional dependency is not installed
 ├── ShippingError (TypeError)            the training function or its code cannot be sent
 │   └── EnvironmentMismatchError         Python or package versions of driver and nodes differ
@@ -96,6 +97,10 @@ class ConfigErrors(ConfigError):
 
 class ConfigTypeError(ConfigError, TypeError):
     """A setting has the wrong type."""
+
+
+class UnpreparedTrainerError(ConfigError, RuntimeError):
+    """A training framework's trainer object would not train one model on all workers."""
 
 
 class MissingExtraError(SpotfitError, ImportError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotfit.frameworks.framework import Framework, NoFramework
 from spotfit.frameworks.lightgbm.lightgbm_config import LightGBMFramework
+from spotfit.frameworks.torch.lightning_framework import LightningFramework
 from spotfit.frameworks.torch.process_group import TorchFramework
 from spotfit.frameworks.torch.torchft_config import TorchftFramework
 from spotfit.frameworks.torch.xla_backend import TorchXlaFramework
@@ -14,6 +15,7 @@ ENTRY_POINT_GROUP = "spotfit.frameworks"
 # Not entry points: looking those up reads the metadata of all installed distributions.
 _BUILT_IN_FRAMEWORKS: dict[str, type[Framework]] = {
     "lightgbm": LightGBMFramework,
+    "lightning": LightningFramework,
     "none": NoFramework,
     "torch": TorchFramework,
     "torch_xla": TorchXlaFramework,

@@ -21,6 +21,7 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train", "backend"): "spotfit.backend",
     ("ray", "train", "collective"): "spotfit.collective",
     ("ray", "train", "lightgbm"): "spotfit.lightgbm",
+    ("ray", "train", "lightning"): "spotfit.lightning",
     ("ray", "train", "torch"): "spotfit.torch",
     ("ray", "train", "torch", "xla"): "spotfit.torch.xla",
     ("ray", "train", "v2", "api"): "spotfit",
@@ -82,7 +83,7 @@ _STILL_NEEDED = "Not removed, because other lines still need Ray."
 
 _TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
 _CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
-_FRAMEWORKS = ("huggingface", "lightning", "tensorflow")
+_FRAMEWORKS = ("huggingface", "tensorflow")
 _FRAMEWORKS_V2 = ("jax", "tensorflow")
 ADVICE: Mapping[DottedName, str] = {
     **{("ray", name): _TASKS_ADVICE for name in _TASKS},

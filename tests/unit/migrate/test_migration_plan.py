@@ -208,7 +208,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     script = dedent_script("""
         from ray import train
         train.no_such_name
-        train.lightning.prepare_trainer(None)
+        train.tensorflow.prepare_dataset_shard(None)
         train.report({})
     """)
     assert migrated_text(script) == script.replace(
@@ -216,7 +216,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     )
     assert manual_work(script) == [
         "3: ray.train.no_such_name",
-        "4: ray.train.lightning.prepare_trainer",
+        "4: ray.train.tensorflow.prepare_dataset_shard",
     ]
 
 

@@ -17,6 +17,7 @@ import msgspec
 from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.devices import worker_devices
 from spotfit.frameworks.framework import AllGatherFn, rank_environment
+from spotfit.frameworks.torch.lightning_check import check_trainers_at_fit
 from spotfit.frameworks.torch.torch_config import default_backend
 from spotfit.host import env, log, machine
 from spotfit.host.plugins import require_module
@@ -95,6 +96,9 @@ class TorchFramework:
         variables with which `init_process_group()` joins. Also sets MASTER_ADDR and MASTER_PORT of
         this process to rank 0's. Raises `MissingExtraError` without torch, `ConfigError` if a
         worker with a GPU has a torch without CUDA, torch's exceptions and those of `all_gather`.
+
+        With several workers in a group, Lightning's `Trainer.fit` will raise
+        `UnpreparedTrainerError` if it would train one model per worker.
         """
         # A clear error instead of an ImportError if the machine's image has no torch.
         require_module("torch", extra="torch")
@@ -119,6 +123,8 @@ class TorchFramework:
             torch.cuda.set_device(device)
         if options.form_group:
             init_default_group(options.backend, start, all_gather)
+            if start.world_size > 1:
+                check_trainers_at_fit(start.world_size)
         else:
             self._rendezvous = _rendezvous_store(start, all_gather, options)
             env.update(_launcher_variables(start))
@@ -210,8 +216,7 @@ def _warn_if_unused() -> None:
             "torch.group_unused",
             text=f"the {dist.get_world_size()} workers have used no collective of "
             "torch.distributed: probably each has trained a model of its own",
-            do="wrap the model with spotfit.torch.prepare_model() or DistributedDataParallel; pass "
-            "Lightning devices= and num_nodes= of all workers",
+            do="wrap the model with spotfit.torch.prepare_model() or DistributedDataParallel",
         )
 
 

@@ -1,0 +1,76 @@
+"""ReportHooks, Ray Train's callback that reports a Lightning checkpoint after each epoch."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.core.errors import ConfigError
+from spotfit.model.reporting import CheckpointUploadMode
+from spotfit.model.validation_config import ValidationTaskConfig
+from spotfit.worker.training_api import report, require_session
+
+
+def plain_metrics(trainer: Any) -> dict[str, Any]:
+    """Return `trainer.callback_metrics` as floats, with `epoch` and `step`, as Ray reports them."""
+    metrics: dict[str, Any] = {
+        name: value.item() for name, value in trainer.callback_metrics.items()
+    }
+    return {**metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+
+
+class ReportHooks:
+    """Reports metrics and a checkpoint of Lightning at the end of each training epoch.
+
+    The checkpoint contains the file `checkpoint.ckpt`, for `trainer.fit(ckpt_path=...)`. Training
+    waits until it is written, and uploaded unless `checkpoint_upload_mode` is ASYNC.
+    """
+
+    CHECKPOINT_NAME = "checkpoint.ckpt"
+    """Name of the file, or of the directory of a sharded checkpoint, within the checkpoint."""
+
+    def __init__(
+        self,
+        checkpoint_upload_mode: CheckpointUploadMode | None = None,
+        validation: bool | ValidationTaskConfig = False,  # noqa: FBT001, FBT002 - as in Ray Train
+        *,
+        every_n_epochs: int = 1,
+    ) -> None:
+        """Create one in the training function; its arguments are those of `spotfit.report`.
+
+        `every_n_epochs` is the number of epochs between two reports. Raises `SessionMisuseError`
+        outside of a training function, and `ConfigError`.
+        """
+        require_session("spotfit.lightning.RayTrainReportCallback")
+        if every_n_epochs < 1:
+            raise ConfigError(
+                f"RayTrainReportCallback(every_n_epochs={every_n_epochs!r}): every_n_epochs must "
+                "be at least 1.",
+                do="Omit it to report after each epoch.",
+            )
+        super().__init__()
+        self._upload_mode = checkpoint_upload_mode or CheckpointUploadMode.SYNC
+        self._validation = validation
+        self._every_n_epochs = every_n_epochs
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Called by Lightning on all ranks: save, report and wait for the other ranks."""
+        if (trainer.current_epoch + 1) % self._every_n_epochs:
+            return
+        folder = Path(tempfile.mkdtemp(prefix="spotfit-lightning-"))
+        trainer.save_checkpoint(folder / self.CHECKPOINT_NAME, weights_only=False)
+        # With DDP only rank 0 writes a file; a sharded checkpoint has files of all ranks.
+        has_files = any(folder.iterdir())
+        report(
+            plain_metrics(trainer),
+            checkpoint=Checkpoint.from_directory(folder) if has_files else None,
+            checkpoint_upload_mode=self._upload_mode,
+            validation=self._validation,
+        )
+        trainer.strategy.barrier()
+        # The upload in the background deletes its files itself.
+        if not has_files or self._upload_mode is CheckpointUploadMode.SYNC:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,36 @@
+"""LightningFramework preloads the installed package of Lightning."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotfit.frameworks.registry import open_framework
+from spotfit.frameworks.torch.process_group import TorchFramework
+from tests.unit.lightning import fake_lightning
+
+
+@pytest.mark.parametrize(
+    ("installed", "preloaded"),
+    [
+        ((), None),
+        (("pytorch_lightning",), "pytorch_lightning"),
+        (("lightning.pytorch", "pytorch_lightning"), "lightning.pytorch"),
+    ],
+)
+def test_one_installed_package_is_preloaded_after_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    installed: tuple[str, ...],
+    preloaded: str | None,
+) -> None:
+    fake_lightning.install(monkeypatch, tmp_path, *installed)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    importlib.invalidate_caches()
+    stages = open_framework("lightning").preload_stages
+    torch_stages = TorchFramework().preload_stages
+    assert stages[: len(torch_stages)] == torch_stages
+    assert [stage[0] for stage in stages[len(torch_stages) :]] == ([preloaded] if preloaded else [])
