@@ -134,6 +134,10 @@ class Checkpointer:
     """Whether an epoch ended after the optimizer's last step, during gradient accumulation."""
     _has_pending_gradients: bool = False
     """Whether the last batch's gradients still wait for the optimizer's step."""
+    _is_save_undecided: bool = False
+    """Whether the last step was not asked yet if a save is due."""
+    _restored_rng_state: dict[str, Any] | None = None
+    """RNG states of the restored state, until the first step after it."""
     _allocation_thread: threading.Thread | None = None
     _is_restore_called: bool = False
 
@@ -229,7 +233,13 @@ class Checkpointer:
 
     # --- saving ------------------------------------------------------------------------------
 
-    def step(self, metrics: dict[str, Any] | None = None, *, accumulating: bool = False) -> None:
+    def step(
+        self,
+        metrics: dict[str, Any] | None = None,
+        *,
+        accumulating: bool = False,
+        hold: bool = False,
+    ) -> None:
         """Record that every rank has trained on one more batch, and save if a save is due.
 
         All ranks call it after each batch; some calls wait for all ranks. A call that saves returns
@@ -240,19 +250,36 @@ class Checkpointer:
 
         With gradient accumulation pass `accumulating=True` on every rank after each batch whose
         gradients the optimizer has not used yet: gradients are not saved, so such a step never
-        saves. Raises `ConfigError` for metrics that are not JSON or state that cannot be saved, and
+        saves. With `hold=True` on every rank a due save waits for `save_if_due`: for the last batch
+        of an epoch, if the loop still has work to do at the epoch's end that a resume would skip.
+        Raises `ConfigError` for metrics that are not JSON or state that cannot be saved, and
         `SessionMisuseError` if a model from `init_module()` was not restored.
         """
         self._reject_unrestored()
         self._warn_if_not_restored()
         self.steps += 1
+        self._restored_rng_state = None
         self._files_report_count = self._channel.files_report_count
         if self._data_position is not None:
             self._has_epoch_ended |= self._data_position.advance()
-        self._has_pending_gradients = accumulating
+        self._has_pending_gradients, self._is_save_undecided = accumulating, True
         # An epoch that ends with an accumulating batch is saved at the optimizer's next step.
         if accumulating:
             return
+        if not hold:
+            self.save_if_due(metrics)
+            return
+        self._last_metrics = metrics_to_json(metrics or {})
+
+    def save_if_due(self, metrics: dict[str, Any] | None = None) -> None:
+        """Save if a save is due since the last step, which had `hold=True`.
+
+        All ranks call it once before their next step. `metrics`, errors and waiting are those of
+        `step`. Does nothing if the last step has decided itself, or had `accumulating=True`.
+        """
+        if self._has_pending_gradients or not self._is_save_undecided:
+            return
+        self._is_save_undecided = False
         is_epoch_end, self._has_epoch_ended = self._has_epoch_ended, False
         self._record_upload_statuses()
         reason = self._save_scheduler.reason_to_save(self.steps, is_epoch_end=is_epoch_end)
@@ -263,6 +290,19 @@ class Checkpointer:
             self._preallocate()
         # Invalid metrics must fail now, not at the first save.
         self._last_metrics = metrics_to_json(metrics or {})
+
+    def end_epoch(self) -> None:
+        """Record that the loop has ended the epoch of `loader`, which saves nothing.
+
+        Needed only by loops that do not exhaust the loader's iterator, such as those of training
+        frameworks, which stop after a number of batches. Without it the epoch ends when the next
+        one begins, and a state that is saved between them resumes in the old one. Call it on every
+        rank, after the last step of the epoch and before `save_if_due`. Idempotent.
+        """
+        if self._data_position is not None:
+            self._data_position.end_epoch()
+        # Also if the loop has ended the epoch before the loader's last batch.
+        self._has_epoch_ended |= self._is_save_undecided
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, independently of `every`. All ranks must call it after the same step.
@@ -526,8 +566,22 @@ class Checkpointer:
             deferred_init.reject_missing_checkpoint(self._channel)
             return None
         epoch = operation.apply(saved)
+        self._restored_rng_state = operation.rng_state
         deferred_init.check_initialized(self._channel, self._training_state.stateful_objects)
         return self._finish_restore(saved, epoch)
+
+    def restore_rng_state(self) -> None:
+        """Set the RNG states of this rank to those of the restored state once more.
+
+        `restore` sets them, and so does the first pass over `loader`. Only a loop that draws random
+        numbers after that and before its first batch, which the original run did not draw, calls
+        this afterwards. Does nothing if no state was restored, if it was saved by another number of
+        ranks, and after the next `step`.
+        """
+        from spotfit.torch.checkpoint.training_state import set_rng_state
+
+        if self._restored_rng_state is not None:
+            set_rng_state(self._restored_rng_state)
 
     def _discard_pending_saves(self) -> None:
         """Wait for saves in flight and drop the snapshots in memory.
@@ -555,7 +609,7 @@ class Checkpointer:
     def _finish_restore(self, saved: SavedState, epoch: int) -> RestoreResult:
         self.steps = saved.indices[0].step
         # The scheduler measures intervals from the restored step.
-        self._has_epoch_ended = self._has_pending_gradients = False
+        self._has_epoch_ended = self._has_pending_gradients = self._is_save_undecided = False
         self._save_scheduler.reset(self.steps)
         name, source = ("", "memory") if saved.name == IN_MEMORY_NAME else (saved.name, "bucket")
         # A snapshot in memory may never have reached the bucket.

@@ -16,6 +16,7 @@ An epoch of a `SamplerPosition` goes through these states (a pass is one iterati
 | open | the pass ends without any trained batch | new |
 | started | the last batch was trained on and the pass ends | new, epoch + 1 |
 | started | another pass begins | open, epoch + 1 |
+| started | `end_epoch`: the loop does not exhaust the iterator | new, epoch + 1 |
 | any | `resume` | resuming |
 | resuming | a pass begins; the saved RNG state is restored | open |
 """
@@ -164,6 +165,15 @@ class SamplerPosition(Sampler[int]):
             len(self._epoch_sampler), self.consumed + self._batch_size * self._shards.num_replicas
         )
         return self.is_at_end and not was_at_end
+
+    def end_epoch(self) -> None:
+        """End this epoch if a batch of it was trained on, also if its pass is not exhausted.
+
+        Called on each rank by `Checkpointer.end_epoch`. The next pass is that of the next epoch.
+        Idempotent.
+        """
+        if self.consumed:
+            self._finish_epoch()
 
     def resume(
         self,
@@ -370,6 +380,8 @@ class LoaderPosition:
         self._resume_state: Mapping[str, Any] = _EMPTY_STATE
         """The restored rank state, until a batch was trained on."""
         self._restore_rng: Callable[[], None] = _noop
+        self._batches: Iterator[Any] = iter(())
+        """The latest pass."""
         self._yielded_batches = self._trained_batches = 0
         """Batches of this pass that the loader yielded, and that were trained on."""
         self.monitor = TrainingLoopMonitor()
@@ -399,6 +411,18 @@ class LoaderPosition:
         self.monitor.check_batch_counts(self._yielded_batches, self._trained_batches)
         self._resume_state = _EMPTY_STATE
         return False
+
+    def end_epoch(self) -> None:
+        """End this epoch if a batch of it was trained on, also if its pass is not exhausted.
+
+        Called on each rank by `Checkpointer.end_epoch`. Idempotent.
+        """
+        # A stateful loader that has yielded its last batch knows its end only if asked for another
+        # one: before, its state is that of an epoch with no batch left.
+        if self._is_stateful:
+            next(self._batches, None)
+        if self.consumed:
+            self._finish_epoch()
 
     def resume(
         self,
@@ -465,7 +489,8 @@ class LoaderPosition:
         batches = make_iterator()
         if self._resume_state:
             self._restore_rng()
-        return self._count_batches(batches)
+        self._batches = self._count_batches(batches)
+        return self._batches
 
     def _count_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in _iterate(batches):

@@ -66,6 +66,8 @@ class RestoreOperation:
         self._rank = rank
         self._world_size = world_size
         self._has_checkpoint = has_checkpoint
+        self.rng_state: dict[str, Any] | None = None
+        """The RNG states that `apply` has set; None at another world size."""
         self._incoming: dict[str, Any] = {}
         """The state that is being read; it is applied when all ranks have finished reading."""
         self._load_plan: StateLoadPlan | None = None
@@ -241,13 +243,14 @@ class RestoreOperation:
             if name in self._per_rank:
                 load_object_state(state, name, self._per_rank[name])
         # After all load_state_dict methods, which may draw random numbers.
-        set_rng_state(rank_state["rng_state"])
+        self.rng_state = rank_state["rng_state"]
+        set_rng_state(self.rng_state)
         if self._position is not None:
             self._position.resume(
                 index.epoch,
                 index.consumed,
                 rank_state=rank_state,
-                restore_rng=partial(set_rng_state, rank_state["rng_state"]),
+                restore_rng=partial(set_rng_state, self.rng_state),
             )
         return index.epoch
 

@@ -89,8 +89,7 @@ class TrainingProcess:
             optimizer=self.optimizer,
             scheduler=self.scheduler,
             loader=self.loader,
-            extra={"average": self.average},
-            **{"every": 4, **options},
+            **{"every": 4, "extra": {"average": self.average}, **options},
         )
         self.samples: list[float] = []
 
@@ -552,6 +551,117 @@ def test_an_epoch_that_ends_while_accumulating_is_saved_at_the_next_step(
         for n, _ in enumerate(process.loader):
             process.ckpt.step(accumulating=n % 4 != 3)
         assert (session.latest_checkpoint() is not None) == (epoch == 1)
+
+
+class FrameworkLoop(TrainingProcess):
+    """A loop as frameworks have them: it counts batches, and has work to do after the last one."""
+
+    epoch = 0
+    ended_epochs = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "ended_epochs": self.ended_epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.ended_epochs = state["epoch"], state["ended_epochs"]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(extra={"loop": self}, **options)
+        self.average.shadow = torch.zeros(1)  # not used by this loop
+
+    def train(self, steps: int) -> list[float]:
+        while True:
+            batches = iter(self.loader)
+            last = (self.ckpt.steps // 6 + 1) * 6
+            while self.ckpt.steps < last:
+                self.samples += (batch := next(batches))[:, 0].tolist()
+                self.optimizer.zero_grad()
+                self.model(batch / 24).square().mean().backward()
+                self.optimizer.step()
+                self.scheduler.step()
+                self.ckpt.step(hold=self.ckpt.steps + 1 == last)
+                if self.ckpt.steps == steps and steps != last:
+                    return self.everything()
+            self.ended_epochs, self.epoch = self.ended_epochs + 1, self.epoch + 1
+            self.ckpt.end_epoch()
+            self.ckpt.save_if_due({"epoch": self.epoch})
+            if self.ckpt.steps == steps:
+                return self.everything()
+
+
+@pytest.mark.parametrize("saved_at", [4, 6, 8, 12])
+def test_a_loop_that_does_not_exhaust_its_iterator_resumes_exactly(
+    session: LocalSession, saved_at: int
+) -> None:
+    undisturbed = FrameworkLoop(every=100)
+    end = undisturbed.train(15)
+    undisturbed.end()
+    first = FrameworkLoop(every=saved_at)
+    first.train(saved_at)
+    first.end()
+    second = FrameworkLoop()
+    restored = second.ckpt.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (saved_at, saved_at // 6)
+    assert second.train(15) == end
+    assert second.ended_epochs == undisturbed.ended_epochs == 2
+    assert first.samples + second.samples == undisturbed.samples
+
+
+@pytest.mark.parametrize("every", [3, "epoch"])
+def test_a_held_save_is_taken_once_at_the_end_of_the_epoch(
+    session: LocalSession, every: Any
+) -> None:
+    process = FrameworkLoop(every=every)
+    process.train(6)
+    assert session.metrics == {"epoch": 1}
+    saves = process.ckpt._save_count
+    process.ckpt.save_if_due({"epoch": 2})
+    assert (process.ckpt._save_count, saves) == (saves, {3: 2, "epoch": 1}[every])
+
+
+def test_an_epoch_that_the_loop_ends_early_is_saved(session: LocalSession) -> None:
+    process = TrainingProcess(every="epoch")
+    next(iter(process.loader))
+    process.ckpt.step(hold=True)
+    process.ckpt.end_epoch()
+    process.ckpt.save_if_due()
+    second = TrainingProcess()
+    restored = second.ckpt.restore()
+    assert restored is not None
+    assert (restored.step, restored.epoch) == (1, 1)
+
+
+def test_a_held_step_with_pending_gradients_is_not_saved(session: LocalSession) -> None:
+    process = TrainingProcess(every=1)
+    process.ckpt.step(accumulating=True, hold=True)
+    process.ckpt.save_if_due()
+    assert session.latest_checkpoint() is None
+
+
+def test_the_metrics_of_a_held_step_are_saved_at_the_end(session: LocalSession) -> None:
+    process = TrainingProcess(every=100)
+    process.ckpt.step({"loss": 2.0}, hold=True)
+    assert bytes(end_of(session).metrics) == b'{"loss":2.0}'
+
+
+def test_the_restored_rng_state_can_be_set_again_until_the_next_step(
+    session: LocalSession,
+) -> None:
+    first = TrainingProcess(every=4)
+    first.train(4)
+    drawn_after_saving = torch.rand(3).tolist()
+    first.end()
+    second = TrainingProcess()
+    second.ckpt.restore_rng_state()  # nothing was restored yet
+    second.ckpt.restore()
+    next(iter(second.loader)), torch.rand(5)
+    second.ckpt.restore_rng_state()
+    assert torch.rand(3).tolist() == drawn_after_saving
+    second.ckpt.step()
+    torch.manual_seed(1)
+    second.ckpt.restore_rng_state()
+    assert torch.initial_seed() == 1, "random numbers of the training must not repeat"
 
 
 def test_incomplete_epochs_are_logged_once(

@@ -590,6 +590,20 @@ def test_a_stateful_loader_saved_after_a_pass_begins_the_next() -> None:
     assert epochs_of(second, after, 3) == [1, 1, 2]
 
 
+def test_a_stateful_loader_whose_pass_is_not_exhausted_begins_the_next_epoch() -> None:
+    loader = Stateful(DATA, batch_size=4)
+    position = track_data_position(loader, world_size=1)
+    for _ in islice(iter(loader), len(loader)):
+        position.advance()
+    position.end_epoch()
+    position.end_epoch()
+    assert (position.epoch, position.consumed) == (1, 0)
+    resumed_loader = Stateful(DATA, batch_size=4)
+    resumed = track_data_position(resumed_loader, world_size=1)
+    resumed.resume(position.epoch, position.consumed, position.rank_state())
+    assert len(list(resumed_loader)) == len(loader)
+
+
 def test_inspecting_a_resumed_loader_skips_nothing() -> None:
     loader = Stateful(DATA, batch_size=8)
     place = track_passes(loader)
