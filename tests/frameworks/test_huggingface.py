@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import torch
 from torch.utils.data import Dataset
 
 import spotfit
-from spotfit.torch import TorchTrainer
+from spotfit.client.run_handle import RunHandle
+from spotfit.torch import TorchTrainer, export_checkpoint
+from spotfit.worker import training_api
+from spotfit.worker.local_session import LocalSession
 from tests.live.cloud import LiveTestCloud
 
 pytest.importorskip("transformers")
@@ -26,6 +31,8 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+
+from spotfit.huggingface import TransformersTrainer, export_pretrained, prepare_trainer
 
 Config = dict[str, Any]
 STEPS = 19
@@ -64,19 +71,24 @@ def tiny_bert() -> BertForSequenceClassification:
     return BertForSequenceClassification(config)
 
 
-class Killer(TrainerCallback):
-    """Kills its rank once after a step; `kills` are pairs of a step and a rank."""
+class Interrupter(TrainerCallback):
+    """Kills ranks once after a step, or lets one wait; `kills` are pairs of a step and a rank."""
 
-    def __init__(self, kills: list[tuple[int, int]], marks: Path) -> None:
-        self._kills = kills
+    def __init__(self, config: Config, marks: Path) -> None:
+        self._kills = config.get("kills", [])
+        self._waits_at = config.get("waits_at")
         self._marks = marks
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        rank = spotfit.get_context().get_world_rank()
-        mark = self._marks / f"killed-{state.global_step}-{rank}"
-        if (state.global_step, rank) in self._kills and not mark.exists():
+        rank, step = spotfit.get_context().get_world_rank(), state.global_step
+        mark = self._marks / f"killed-{step}-{rank}"
+        if (step, rank) in self._kills and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        waits = self._marks.parent / "waits"
+        if (step, rank) == (self._waits_at, 3) and not waits.exists():
+            waits.touch()
+            signal.pause()
 
 
 def train(config: Config) -> Config:
@@ -86,61 +98,236 @@ def train(config: Config) -> Config:
     rank = spotfit.get_context().get_world_rank()
     marks = Path(config["marks"], config["label"])
     marks.mkdir(exist_ok=True)
-    arguments = TrainingArguments(
-        output_dir=str(marks / "output"),
-        num_train_epochs=3,
-        per_device_train_batch_size=8,
-        eval_strategy="epoch",
-        save_strategy="no",
-        logging_steps=5,
-        ddp_find_unused_parameters=True,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=3,
-        **config.get("arguments", {}),
-    )
-    torch.manual_seed(3)
+    reads = marks / f"reads-{rank}"
+    reads.write_text("")  # of the last attempt only
     trainer = Trainer(
         model=tiny_bert(),
-        args=arguments,
-        train_dataset=Digits(slice(600), marks / f"reads-{rank}"),
+        args=arguments(marks, config),
+        train_dataset=Digits(slice(600), reads),
         eval_dataset=Digits(slice(600, 700)),
-        callbacks=[Killer(config.get("kills", []), marks)],
+        callbacks=[Interrupter(config, marks), *config.get("callbacks", [])],
     )
     trainer = prepare_trainer(trainer, every=config.get("every", 4))
     result = trainer.train()
-    weights = b"".join(
-        weight.detach().numpy().tobytes() for weight in trainer.model.state_dict().values()
-    )
-    volatile = ("runtime", "per_second")
     return {
-        "weights": hashlib.sha256(weights).hexdigest(),
+        "weights": digest_of(trainer.model),
         "loss": result.training_loss,
         "steps": result.global_step,
-        "log": [
-            {name: value for name, value in entry.items() if not name.endswith(volatile)}
-            for entry in trainer.state.log_history
-        ],
+        "log": without_durations(trainer.state.log_history),
     }
 
 
-def fit(cloud: LiveTestCloud, name: str, **config: Any) -> Config:
-    result: Config = cloud.fit(
-        train,
+def arguments(marks: Path, config: Config) -> TrainingArguments:
+    options = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 8,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "logging_steps": 5,
+        "ddp_find_unused_parameters": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+        **config.get("arguments", {}),
+    }
+    torch.manual_seed(options["seed"])  # for the model
+    return TrainingArguments(output_dir=str(marks / "output"), **options)
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    tensors = model.state_dict().values()
+    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in tensors)).hexdigest()
+
+
+def without_durations(log: list[Config]) -> list[Config]:
+    durations = ("runtime", "per_second")
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(durations)}
+        for entry in log
+    ]
+
+
+def submit(cloud: LiveTestCloud, name: str, *, fn: Any = train, **config: Any) -> RunHandle:
+    return cloud.submit(
+        fn,
         workers=4,
         nodes=2,
         name=name,
         trainer_type=TorchTrainer,
         max_failures=len(config.get("kills", [])),
         config={"label": name, **config},
-    ).return_value
+    )
+
+
+def fit(cloud: LiveTestCloud, name: str, **config: Any) -> Config:
+    result: Config = submit(cloud, name, **config).result(240).return_value
     return result
 
 
+@pytest.mark.timeout(300)
 def test_killed_workers_change_neither_weights_nor_logs(cloud: LiveTestCloud) -> None:
+    """Nor the learning rates, the evaluations and the mean of the losses, which are logged."""
     undisturbed = fit(cloud, "undisturbed")
     kills = [(6, 1), (30, 3), (31, 0)]
     killed = fit(cloud, "killed", kills=kills)
     assert len(cloud.rounds_opened("killed")) == len(kills) + 1
     assert killed == undisturbed
+    evaluations = [entry for entry in killed["log"] if "eval_loss" in entry]
+    assert (len(evaluations), killed["steps"]) == (3, 3 * STEPS)
+    # The third kill: 30 steps were done, of them 28 saved, which is step 9 of the second epoch.
+    resumed = (cloud.marks / "killed" / "reads-0").read_text().split()
+    whole = (cloud.marks / "undisturbed" / "reads-0").read_text().split()
+    assert resumed == whole[(28 * 8) :], "skipped batches must not be read"
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_machine_changes_nothing(cloud: LiveTestCloud) -> None:
+    """With gradient accumulation, loader processes and a sampler that draws from the global RNG."""
+    how: Config = {
+        "arguments": {
+            "num_train_epochs": 2,
+            "gradient_accumulation_steps": 2,
+            "train_sampling_strategy": "group_by_length",
+            "length_column_name": "labels",
+            "per_device_train_batch_size": 4,
+        },
+        "every": 3,
+    }
+    undisturbed = fit(cloud, "undisturbed", **how)
+    handle = submit(cloud, "lost", waits_at=25, **how)
+    cloud.wait_for_mark("waits")
+    cloud.reclaimer.kill(cloud.node_of_rank(3, "lost"))
+    assert handle.result(240).return_value == undisturbed
+    assert len(cloud.rounds_opened("lost")) == 2
+
+
+def train_and_report(config: Config) -> Config:
+    """Train as with Ray Train: save by the Trainer, report by the callback, resume by hand."""
+    from spotfit.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+
+    rank = spotfit.get_context().get_world_rank()
+    marks = Path(config["marks"], config["label"])
+    node_marks = marks / f"node-{spotfit.get_context().get_node_rank()}"
+    node_marks.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(marks if config["is_shared"] else node_marks, config),
+        train_dataset=Digits(slice(256)),
+        eval_dataset=Digits(slice(600, 700)),
+        callbacks=[Interrupter(config, marks)],
+    )
+    trainer.add_callback(RayTrainReportCallback())
+    trainer = prepare_trainer(trainer)
+    checkpoint = spotfit.get_checkpoint()
+    if checkpoint is None:
+        trainer.train()
+    else:
+        (marks / f"resumed-{rank}").touch()
+        with checkpoint.as_directory() as folder:
+            trainer.train(resume_from_checkpoint=str(Path(folder, "checkpoint")))
+    return {"weights": digest_of(trainer.model), "steps": trainer.state.global_step}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_the_report_callback_reports_the_files_of_all_ranks(
+    cloud: LiveTestCloud, *, is_shared: bool
+) -> None:
+    saves = {"num_train_epochs": 2, "save_strategy": "epoch", "save_total_limit": 1}
+    handle = submit(
+        cloud, "run", fn=train_and_report, arguments=saves, is_shared=is_shared, kills=[(10, 2)]
+    )
+    result = handle.result(240)
+    assert result.return_value["steps"] == 16
+    assert len(list((cloud.marks / "run").glob("resumed-*"))) == 4
+    assert result.metrics["step"] == 16
+    assert {"eval_loss", "loss", "epoch"} <= result.metrics.keys()
+    with result.checkpoint.as_directory() as folder:
+        files = {path.name for path in Path(folder, "checkpoint").iterdir()}
+    assert {"config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"} <= files
+    assert {f"rng_state_{rank}.pth" for rank in range(4)} <= files
+
+
+def make_trainer(config: Config) -> Any:
+    marks = Path(config["marks"])
+    return Trainer(
+        model=tiny_bert(),
+        args=arguments(marks, {"arguments": {"max_steps": 3, "eval_strategy": "no"}}),
+        train_dataset=Digits(slice(64)),
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_checkpoint_is_exported_for_from_pretrained(cloud: LiveTestCloud, tmp_path: Path) -> None:
+    """Of a TransformersTrainer, whose function returns the Trainer."""
+    result = cloud.fit(make_trainer, workers=2, trainer_type=TransformersTrainer)
+    assert result.return_value["global_step"] == 3
+    assert result.checkpoint is not None
+    export_pretrained(result.checkpoint, tmp_path / "model")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    export_checkpoint(result.checkpoint, tmp_path / "weights.pt")
+    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert all(torch.equal(weights[name], one) for name, one in model.state_dict().items())
+    assert model.config.num_labels == 10
+
+
+@pytest.fixture
+def local_session() -> Iterator[None]:
+    session = LocalSession("run")
+    with training_api.use_session(session):
+        yield
+    shutil.rmtree(session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True)
+
+
+def local_trainer(tmp_path: Path, **options: Any) -> Any:
+    return Trainer(
+        model=tiny_bert(),
+        args=arguments(tmp_path, {"arguments": {"max_steps": 2, "eval_strategy": "no", **options}}),
+        train_dataset=Digits(slice(64)),
+    )
+
+
+@pytest.mark.usefixtures("local_session")
+def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
+    trainer = prepare_trainer(local_trainer(tmp_path), every="auto")
+    with pytest.raises(spotfit.ConfigError, match="conflicts with prepare_trainer") as caught:
+        trainer.train(resume_from_checkpoint="checkpoint-5")
+    assert caught.value.details["retryable"] is False
+
+
+@pytest.mark.usefixtures("local_session")
+def test_unsupported_options_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(spotfit.ConfigError, match="auto_find_batch_size"):
+        prepare_trainer(local_trainer(tmp_path, auto_find_batch_size=True), every=5)
+    with pytest.raises(spotfit.ConfigError, match="every"):
+        prepare_trainer(local_trainer(tmp_path), every="sometimes")
+
+
+def test_saves_need_a_training_function_and_a_plain_preparation_does_not(tmp_path: Path) -> None:
+    trainer = local_trainer(tmp_path)
+    assert prepare_trainer(trainer) is trainer
+    assert type(trainer) is Trainer
+    with pytest.raises(spotfit.SessionMisuseError, match="prepare_trainer"):
+        prepare_trainer(trainer, every="epoch")
+
+
+class Batches:
+    """An iterable of batches, as `iter_torch_batches` of Ray Data returns it."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        data = Digits(slice(12))
+        for start in (0, 6):
+            samples = [data[index] for index in range(start, start + 6)]
+            yield {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
+
+
+def test_an_iterable_of_batches_is_read_as_it_is(tmp_path: Path) -> None:
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(tmp_path, {"arguments": {"max_steps": 3, "eval_strategy": "no"}}),
+        train_dataset=Batches(),
+    )
+    loader = prepare_trainer(trainer).get_train_dataloader()
+    assert [len(batch["labels"]) for batch in loader] == [6, 6]
+    assert trainer.train().global_step == 3

@@ -17,6 +17,12 @@ MAX_UNTESTED_BODY_LINES = 12  # smaller modules are covered by the tests of thei
 
 TESTED_ELSEWHERE: dict[str, str] = {
     "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py",
+    # They need training libraries, which `make frameworks` installs.
+    "sdk/spotfit/huggingface/accelerate.py": "tests/frameworks/test_accelerate.py",
+    "sdk/spotfit/huggingface/report_callback.py": "tests/frameworks/test_huggingface.py",
+    "sdk/spotfit/huggingface/snapshot_trainer.py": "tests/frameworks/test_huggingface.py",
+    "sdk/spotfit/huggingface/trainer_preparation.py": "tests/frameworks/test_huggingface.py",
+    "sdk/spotfit/huggingface/trainer_state.py": "tests/frameworks/test_huggingface.py",
     "sdk/spotfit/testing/provisioner_suite.py": "tests/contract/test_provisioners.py",
 }
 

@@ -179,7 +179,7 @@ class SnapshotTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any
     ) -> tuple[int, int]:
-        first = super()._init_training_state(
+        first: tuple[int, int] = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, *args
         )
         # The Trainer asks for the place before it prepares the objects that are restored.

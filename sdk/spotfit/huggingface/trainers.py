@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from spotfit.client.trainer import TorchTrainer
+from spotfit.core.errors import ConfigTypeError
+from spotfit.core.input_checks import reject_deprecated_arguments
 
 
 class AccelerateTrainer(TorchTrainer):
     """A `TorchTrainer` whose function uses Accelerate, which finds the workers' process group.
 
-    The options of an Accelerate configuration file are arguments of `Accelerator(...)`.
+    `accelerate_config` raises DeprecationWarning: its options are arguments of `Accelerator(...)`.
     """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        accelerate_config: Any = None,
+        **options: Any,
+    ) -> None:
+        """Raise `ConfigError` or `ConfigErrors` for invalid arguments, as `TorchTrainer` does."""
+        reject_deprecated_arguments(
+            type(self).__name__,
+            {"accelerate_config": accelerate_config},
+            replacements={
+                "accelerate_config": "pass the options to Accelerator(...) in the training function"
+            },
+            unset=None,
+        )
+        super().__init__(train_loop_per_worker, **options)
 
 
 class TransformersTrainer(TorchTrainer):
@@ -22,15 +41,42 @@ class TransformersTrainer(TorchTrainer):
 
     The returned Trainer is prepared with `prepare_trainer(every="auto")`, and the result of the
     function is its global step, training loss and metrics, as a dictionary. A function that returns
-    anything else trains by itself. The arguments are those of `TorchTrainer`.
+    anything else trains by itself. The arguments are those of `TorchTrainer`; the former names
+    `trainer_init_per_worker` and `trainer_init_config` raise DeprecationWarning.
     """
 
-    def __init__(self, train_loop_per_worker: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any] | None = None,
+        *,
+        trainer_init_per_worker: Any = None,
+        trainer_init_config: Any = None,
+        **options: Any,
+    ) -> None:
         """Raise `ConfigError` or `ConfigErrors` for invalid arguments, as `TorchTrainer` does."""
+        reject_deprecated_arguments(
+            type(self).__name__,
+            {
+                "trainer_init_per_worker": trainer_init_per_worker,
+                "trainer_init_config": trainer_init_config,
+            },
+            replacements={
+                "trainer_init_per_worker": "rename it to train_loop_per_worker: a function of the "
+                "configuration that returns the Trainer, with its datasets",
+                "trainer_init_config": "rename it to train_loop_config",
+            },
+            unset=None,
+        )
+        if train_loop_per_worker is None:
+            raise ConfigTypeError(
+                "TransformersTrainer() needs train_loop_per_worker.",
+                do="Pass a function that returns a transformers.Trainer.",
+            )
         super().__init__(_train_returned_trainer(train_loop_per_worker), **options)
 
 
 def _train_returned_trainer(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make_trainer)
     def train(*config: Any) -> Any:
         from transformers import Trainer
 
@@ -41,8 +87,4 @@ def _train_returned_trainer(make_trainer: Callable[..., Any]) -> Callable[..., A
             return trainer
         return prepare_trainer(trainer, every="auto").train()._asdict()
 
-    if not callable(make_trainer):
-        return make_trainer  # TorchTrainer rejects it
-    wrapped = functools.wraps(make_trainer)(train)
-    wrapped.__signature__ = inspect.signature(make_trainer)  # type: ignore[attr-defined]
-    return wrapped
+    return train

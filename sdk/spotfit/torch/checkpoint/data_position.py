@@ -84,7 +84,7 @@ class SamplerPosition(Sampler[int]):
         """Whether all ranks read one epoch together, so that another number can resume it."""
         self.requires_common_seed = accelerate_shard is not None
         """Whether the ranks must set one `seed`; a DistributedSampler's is the same already."""
-        self._loader = loader
+        self._loader: Any = loader
         self._epoch_sampler = _single_replica_sampler(self.user_sampler)
         self._is_resuming = False
         """Whether no batch was trained on since `resume`."""
@@ -193,7 +193,7 @@ class SamplerPosition(Sampler[int]):
         self._yielded_batches = self._trained_batches = 0
         self.epoch, self.consumed = epoch, consumed
         if isinstance_of_accelerate(self._loader, "DataLoaderShard"):
-            self._loader.iteration = epoch  # type: ignore[attr-defined]  # for dataset.set_epoch
+            self._loader.iteration = epoch  # for dataset.set_epoch
         # Empty if the checkpoint was saved without a loader, or with one of another kind.
         position = rank_state.get("sampler_position", _EMPTY_STATE)
         self._is_pass_open = position.get("is_pass_open", (epoch, consumed) != (0, 0))

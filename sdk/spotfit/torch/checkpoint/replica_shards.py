@@ -7,10 +7,11 @@ order. Indices past `end` wrap around to the beginning of the epoch: they are pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class StridedShards(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StridedShards:
     """Replica r of n reads every n-th sample, as with torch's DistributedSampler."""
 
     num_replicas: int = 1
@@ -32,7 +33,8 @@ class StridedShards(NamedTuple):
         return range(start + self.replica, end, self.num_replicas)
 
 
-class BatchShards(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BatchShards:
     """Replica r of n reads the batches r, r + n, …, as with Accelerate's BatchSamplerShard.
 
     Its `split_batches` divides larger batches, which is the same with smaller ones.
