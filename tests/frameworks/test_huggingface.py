@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 import spotfit
 from spotfit.client.run_handle import RunHandle
 from spotfit.torch import TorchTrainer, export_checkpoint
+from spotfit.torch.checkpoint import checkpointer
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession
 from tests.live.cloud import LiveTestCloud
@@ -27,6 +29,7 @@ from sklearn.datasets import load_digits
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    EarlyStoppingCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -68,6 +71,7 @@ def tiny_bert() -> BertForSequenceClassification:
         max_position_embeddings=64,
         num_labels=10,
     )
+    torch.manual_seed(3)
     return BertForSequenceClassification(config)
 
 
@@ -131,7 +135,6 @@ def arguments(marks: Path, config: Config) -> TrainingArguments:
         "seed": 3,
         **config.get("arguments", {}),
     }
-    torch.manual_seed(options["seed"])  # for the model
     return TrainingArguments(output_dir=str(marks / "output"), **options)
 
 
@@ -241,6 +244,8 @@ def test_the_report_callback_reports_the_files_of_all_ranks(
     result = handle.result(240)
     assert result.return_value["steps"] == 16
     assert len(list((cloud.marks / "run").glob("resumed-*"))) == 4
+    assert result.metrics is not None
+    assert result.checkpoint is not None
     assert result.metrics["step"] == 16
     assert {"eval_loss", "loss", "epoch"} <= result.metrics.keys()
     with result.checkpoint.as_directory() as folder:
@@ -272,12 +277,18 @@ def test_a_checkpoint_is_exported_for_from_pretrained(cloud: LiveTestCloud, tmp_
     assert model.config.num_labels == 10
 
 
-@pytest.fixture
-def local_session() -> Iterator[None]:
+@contextmanager
+def a_session() -> Iterator[None]:
     session = LocalSession("run")
     with training_api.use_session(session):
         yield
     shutil.rmtree(session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True)
+
+
+@pytest.fixture
+def local_session() -> Iterator[None]:
+    with a_session():
+        yield
 
 
 def local_trainer(tmp_path: Path, **options: Any) -> Any:
@@ -286,6 +297,71 @@ def local_trainer(tmp_path: Path, **options: Any) -> Any:
         args=arguments(tmp_path, {"arguments": {"max_steps": 2, "eval_strategy": "no", **options}}),
         train_dataset=Digits(slice(64)),
     )
+
+
+class Stop(TrainerCallback):
+    """Raises KeyboardInterrupt when a step begins, as Ctrl-C in local mode does."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._at:
+            raise KeyboardInterrupt
+
+
+def train_locally(folder: Path, case: Config, *, stops_at: int) -> Any:
+    """Return what must not change; None if the training was interrupted."""
+    patience = EarlyStoppingCallback(case.get("patience", 100))
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(folder, {"arguments": {"logging_steps": 3, **case["arguments"]}}),
+        train_dataset=Digits(slice(60)),
+        eval_dataset=Digits(slice(600, 620)),
+        callbacks=[patience, Stop(stops_at)],
+    )
+    try:
+        result = prepare_trainer(trainer, every=case.get("every", 1)).train()
+    except KeyboardInterrupt:
+        return None
+    log = without_durations(trainer.state.log_history)
+    return digest_of(trainer.model), result.training_loss, log, trainer.state.total_flos
+
+
+NEVER = -1
+# Without learning the evaluation does not improve.
+STOPS_EARLY = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 2}
+BY_LENGTH = {"train_sampling_strategy": "group_by_length", "length_column_name": "labels"}
+EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("case", "stops"),
+    [
+        ({"arguments": {}}, [1, 8]),
+        ({"arguments": {}, "every": "epoch"}, [12]),
+        ({"arguments": {"gradient_accumulation_steps": 3}}, [2, 3]),
+        ({"arguments": {"max_steps": 11}}, [9]),
+        ({"arguments": EVALUATES_FIRST}, [3]),
+        ({"arguments": BY_LENGTH}, [3, 10]),
+        ({"arguments": {"dataloader_num_workers": 1}}, [3]),
+        ({"arguments": {"accelerator_config": {"use_seedable_sampler": False}}}, [10]),
+        ({"arguments": STOPS_EARLY, "patience": 2}, [4]),
+    ],
+    ids=str,
+)
+def test_a_restart_after_a_step_changes_nothing(
+    case: Config, stops: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    base = {"num_train_epochs": 2, "metric_for_best_model": "loss"}
+    case = {**case, "arguments": {**base, **case["arguments"]}}
+    with a_session():
+        undisturbed = train_locally(tmp_path, case, stops_at=NEVER)
+    for step in stops:
+        with a_session():
+            assert train_locally(tmp_path, case, stops_at=step) is None
+            assert train_locally(tmp_path, case, stops_at=NEVER) == undisturbed, step
 
 
 @pytest.mark.usefixtures("local_session")
@@ -301,7 +377,7 @@ def test_unsupported_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(spotfit.ConfigError, match="auto_find_batch_size"):
         prepare_trainer(local_trainer(tmp_path, auto_find_batch_size=True), every=5)
     with pytest.raises(spotfit.ConfigError, match="every"):
-        prepare_trainer(local_trainer(tmp_path), every="sometimes")
+        prepare_trainer(local_trainer(tmp_path), every="sometimes")  # type: ignore[arg-type]
 
 
 def test_saves_need_a_training_function_and_a_plain_preparation_does_not(tmp_path: Path) -> None:

@@ -120,13 +120,19 @@ def test_a_removed_argument_is_manual_work(name: str, argument: str, do: str) ->
         getattr(owner, name)(*function, **{argument: {}})
 
 
+def arguments_of(kind: type) -> set[str]:
+    """Return the names of the arguments, also of those that are passed on to parent classes."""
+    own = set(inspect.signature(kind).parameters)
+    return own | (arguments_of(kind.__base__ or object) if "options" in own else set())
+
+
 def test_every_argument_that_raises_a_deprecation_warning_is_listed() -> None:
     refused: dict[str, set[str]] = defaultdict(set)
     for module in (spotfit, spotfit.huggingface, spotfit.torch):
         for name in module.__all__:
             if name.endswith(("Config", "Trainer")):
                 function = [print] if name.endswith("Trainer") else []
-                for argument in inspect.signature(getattr(module, name)).parameters:
+                for argument in arguments_of(getattr(module, name)):
                     try:
                         getattr(module, name)(*function, **{argument: {}})
                     except DeprecationWarning:
