@@ -234,7 +234,7 @@ def train_and_report(config: Config) -> Config:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_the_report_callback_reports_the_files_of_all_ranks(
+def test_the_report_callback_exported_the_files_of_all_ranks(
     cloud: LiveTestCloud, *, is_shared: bool
 ) -> None:
     saves = {"num_train_epochs": 2, "save_strategy": "epoch", "save_total_limit": 1}

@@ -21,7 +21,7 @@ import torch
 from transformers import Trainer
 
 from spotfit.core.errors import ConfigError
-from spotfit.huggingface.trainer_state import RankState, TrainingProgress
+from spotfit.huggingface.trainer_state import RankState, TrainerProgress
 from spotfit.torch.checkpoint.checkpointer import Checkpointer
 
 _RESTORED = "restored by spotfit"
@@ -55,7 +55,7 @@ class TrainerSnapshots:
 
         Called when the model and the optimizer are prepared.
         """
-        self._progress, self._rank_state = TrainingProgress(trainer), RankState(trainer)
+        self._progress, self._rank_state = TrainerProgress(trainer), RankState(trainer)
         self._checkpointer = Checkpointer(
             model=trainer.model_wrapped,
             optimizer=trainer.optimizer,

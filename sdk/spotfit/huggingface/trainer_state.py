@@ -15,7 +15,7 @@ from spotfit.host.system import wall_ms
 from spotfit.torch.checkpoint.training_state import rng_state, set_rng_state
 
 
-class TrainingProgress:
+class TrainerProgress:
     """What all ranks share: `TrainerState`, callbacks, the place in the data and loss sums."""
 
     def __init__(self, trainer: Any) -> None:
