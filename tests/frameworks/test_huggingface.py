@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,18 @@ STEPS = 19
 """Optimizer steps per epoch of four workers."""
 
 
+@cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    data = load_digits()
+    return torch.tensor(data.data, dtype=torch.long), torch.tensor(data.target)
+
+
 class Digits(Dataset[dict[str, Any]]):
     """Images of digits as 64 tokens; records which samples are read."""
 
     def __init__(self, samples: slice, log: Path | None = None) -> None:
-        digits = load_digits()
-        self._tokens = torch.tensor(digits.data[samples], dtype=torch.long)
-        self._labels = torch.tensor(digits.target[samples])
+        tokens, labels = digits()
+        self._tokens, self._labels = tokens[samples], labels[samples]
         self._log = log
 
     def __len__(self) -> int:
@@ -234,7 +240,7 @@ def train_and_report(config: Config) -> Config:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_the_report_callback_exported_the_files_of_all_ranks(
+def test_the_report_callback_reports_the_files_of_all_ranks(
     cloud: LiveTestCloud, *, is_shared: bool
 ) -> None:
     saves = {"num_train_epochs": 2, "save_strategy": "epoch", "save_total_limit": 1}
