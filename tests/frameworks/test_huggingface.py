@@ -8,7 +8,6 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +42,13 @@ STEPS = 19
 """Optimizer steps per epoch of four workers."""
 
 
-@cache
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    data = load_digits()
-    return torch.tensor(data.data, dtype=torch.long), torch.tensor(data.target)
-
-
 class Digits(Dataset[dict[str, Any]]):
     """Images of digits as 64 tokens; records which samples are read."""
 
     def __init__(self, samples: slice, log: Path | None = None) -> None:
-        tokens, labels = digits()
-        self._tokens, self._labels = tokens[samples], labels[samples]
+        digits = load_digits()
+        self._tokens = torch.tensor(digits.data[samples], dtype=torch.long)
+        self._labels = torch.tensor(digits.target[samples])
         self._log = log
 
     def __len__(self) -> int:
@@ -316,14 +310,23 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def train_locally(folder: Path, case: Config, *, stops_at: int) -> Any:
+Data = tuple[Digits, Digits]
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    """Samples to train on and to evaluate with."""
+    return Digits(slice(60)), Digits(slice(600, 620))
+
+
+def train_locally(folder: Path, case: Config, data: Data, *, stops_at: int) -> Any:
     """Return what must not change; None if the training was interrupted."""
     patience = EarlyStoppingCallback(case.get("patience", 100))
     trainer = Trainer(
         model=tiny_bert(),
         args=arguments(folder, {"arguments": {"logging_steps": 3, **case["arguments"]}}),
-        train_dataset=Digits(slice(60)),
-        eval_dataset=Digits(slice(600, 620)),
+        train_dataset=data[0],
+        eval_dataset=data[1],
         callbacks=[patience, Stop(stops_at)],
     )
     try:
@@ -357,17 +360,17 @@ EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps"
     ids=str,
 )
 def test_a_restart_after_a_step_changes_nothing(
-    case: Config, stops: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Config, stops: list[int], data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
     base = {"num_train_epochs": 2, "metric_for_best_model": "loss"}
     case = {**case, "arguments": {**base, **case["arguments"]}}
     with a_session():
-        undisturbed = train_locally(tmp_path, case, stops_at=NEVER)
+        undisturbed = train_locally(tmp_path, case, data, stops_at=NEVER)
     for step in stops:
         with a_session():
-            assert train_locally(tmp_path, case, stops_at=step) is None
-            assert train_locally(tmp_path, case, stops_at=NEVER) == undisturbed, step
+            assert train_locally(tmp_path, case, data, stops_at=step) is None
+            assert train_locally(tmp_path, case, data, stops_at=NEVER) == undisturbed, step
 
 
 @pytest.mark.usefixtures("local_session")
