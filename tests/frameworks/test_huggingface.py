@@ -374,6 +374,25 @@ def test_a_restart_after_a_step_changes_nothing(
 
 
 @pytest.mark.usefixtures("local_session")
+def test_skipped_batches_are_not_read(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    arguments = {
+        "num_train_epochs": 1,
+        "dataloader_drop_last": True,
+        "metric_for_best_model": "loss",
+    }
+    case: Config = {"arguments": arguments}
+    recorded = Digits(slice(60), tmp_path / "reads")
+    assert train_locally(tmp_path, case, (recorded, data[1]), stops_at=5) is None
+    assert len((tmp_path / "reads").read_text().split()) == 7 * 8, "one batch ahead"
+    (tmp_path / "reads").write_text("")
+    assert train_locally(tmp_path, case, (recorded, data[1]), stops_at=NEVER) is not None
+    assert len((tmp_path / "reads").read_text().split()) == 2 * 8, "of seven, five were trained on"
+
+
+@pytest.mark.usefixtures("local_session")
 def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
     trainer = prepare_trainer(local_trainer(tmp_path), every="auto")
     with pytest.raises(spotfit.ConfigError, match="conflicts with prepare_trainer") as caught:
