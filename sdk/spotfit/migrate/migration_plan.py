@@ -25,7 +25,7 @@ from spotfit.migrate.name_map import (
 )
 from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, RayUse, UsageScan, chain_head
 
-_TRAINERS = ("DataParallelTrainer", "TorchTrainer")
+_TRAINERS = ("AccelerateTrainer", "DataParallelTrainer", "TorchTrainer", "TransformersTrainer")
 _ENVIRONMENT_KEYS = {"env_vars", "pip", "py_modules", "working_dir"}
 # Beside RAY_TRAIN_* and RAY_AIR_*, Ray Train reads RAY_CHDIR_TO_TRIAL_DIR.
 _RAY_VARIABLE_PATTERN = re.compile(r"\bRAY_(?:TRAIN|AIR|CHDIR)_[A-Z0-9_]+")

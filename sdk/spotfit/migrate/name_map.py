@@ -20,6 +20,8 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train"): "spotfit",
     ("ray", "train", "backend"): "spotfit.backend",
     ("ray", "train", "collective"): "spotfit.collective",
+    ("ray", "train", "huggingface"): "spotfit.huggingface",
+    ("ray", "train", "huggingface", "transformers"): "spotfit.huggingface.transformers",
     ("ray", "train", "lightgbm"): "spotfit.lightgbm",
     ("ray", "train", "lightning"): "spotfit.lightning",
     ("ray", "train", "torch"): "spotfit.torch",
@@ -57,6 +59,10 @@ _REMOVED_TRAINER_ARGUMENTS = {
     "metadata": "pass the values in train_loop_config",
 }
 REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "AccelerateTrainer": {
+        **_REMOVED_TRAINER_ARGUMENTS,
+        "accelerate_config": "pass the options to Accelerator(...) in the training function",
+    },
     "CheckpointConfig": dict.fromkeys(
         ("checkpoint_at_end", "checkpoint_frequency"), "call report(checkpoint=...) instead"
     ),
@@ -71,6 +77,12 @@ REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "ScalingConfig": {"trainer_resources": "remove it, only workers use resources"},
     "TorchTrainer": _REMOVED_TRAINER_ARGUMENTS,
+    "TransformersTrainer": {
+        **_REMOVED_TRAINER_ARGUMENTS,
+        "trainer_init_config": "rename it to train_loop_config",
+        "trainer_init_per_worker": "rename it to train_loop_per_worker: a function of the "
+        "configuration that returns the Trainer, with its datasets",
+    },
 }
 """Arguments of Ray Train's V1 API, which raise DeprecationWarning, and what to do about them."""
 _NO_INTEGRATION_ADVICE = "spotfit does not integrate this framework yet; this line still uses Ray."
@@ -83,7 +95,7 @@ _STILL_NEEDED = "Not removed, because other lines still need Ray."
 
 _TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
 _CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
-_FRAMEWORKS = ("huggingface", "tensorflow")
+_FRAMEWORKS = ("tensorflow",)
 _FRAMEWORKS_V2 = ("jax", "tensorflow")
 ADVICE: Mapping[DottedName, str] = {
     **{("ray", name): _TASKS_ADVICE for name in _TASKS},
@@ -103,6 +115,7 @@ ADVICE: Mapping[DottedName, str] = {
     ("ray", "shutdown"): _STILL_NEEDED,
     ("ray", "train"): "spotfit has no such name; see docs/migrating_from_ray_train.md.",
     ("ray", "train", "_internal"): "This is internal to Ray and has no equivalent.",
+    ("ray", "train", "huggingface"): "spotfit.huggingface has no such name; see its guide.",
     ("ray", "train", "horovod"): "Ray has removed Horovod, too: use TorchTrainer.",
     ("ray", "train", "v2", "_internal"): "This is internal to Ray and has no equivalent.",
     ("ray", "tune"): (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections import defaultdict
 
 import pytest
 
 import spotfit
+import spotfit.huggingface
 import spotfit.torch
 from spotfit.core.errors import SpotfitError
 from spotfit.host import env
-from spotfit.migrate.name_map import REMOVED_ARGUMENTS
+from spotfit.migrate.name_map import REMOVED_ARGUMENTS, SpotfitName, find_counterpart
 from tests.unit.migrate.before_and_after import (
     dedent_script,
     manual_work,
@@ -93,30 +95,44 @@ def test_a_variable_without_effect_is_no_manual_work() -> None:
     ]
 
 
+TRAINER_MODULES = {
+    "AccelerateTrainer": "ray.train.huggingface",
+    "DataParallelTrainer": "ray.train.v2.api.data_parallel_trainer",
+    "TorchTrainer": "ray.train.torch",
+    "TransformersTrainer": "ray.train.huggingface",
+}
+
+
 @pytest.mark.parametrize(
     ("name", "argument", "do"),
     [(name, one, do) for name, removed in REMOVED_ARGUMENTS.items() for one, do in removed.items()],
 )
 def test_a_removed_argument_is_manual_work(name: str, argument: str, do: str) -> None:
-    module = "ray.train.torch" if name == "TorchTrainer" else "ray.train"
-    if name == "DataParallelTrainer":
-        module = "ray.train.v2.api.data_parallel_trainer"
+    module = TRAINER_MODULES.get(name, "ray.train")
     (note,) = migrate_script(f"from {module} import {name}\n{name}({argument}={{}})\n").notes
     assert (note.line, note.what, note.is_manual) == (2, f"{name}({argument}=...)", True)
     assert do in note.do
     function = [print] if name.endswith("Trainer") else []
-    owner = spotfit.torch if name == "TorchTrainer" else spotfit
+    place = find_counterpart((*module.split("."), name))
+    assert isinstance(place, SpotfitName)
+    owner = importlib.import_module(place.module)
     with pytest.raises(DeprecationWarning):
         getattr(owner, name)(*function, **{argument: {}})
 
 
+def arguments_of(kind: type) -> set[str]:
+    """Return the names of the arguments, also of those that are passed on to parent classes."""
+    own = set(inspect.signature(kind).parameters)
+    return own | (arguments_of(kind.__base__ or object) if "options" in own else set())
+
+
 def test_every_argument_that_raises_a_deprecation_warning_is_listed() -> None:
     refused: dict[str, set[str]] = defaultdict(set)
-    for module in (spotfit, spotfit.torch):
+    for module in (spotfit, spotfit.huggingface, spotfit.torch):
         for name in module.__all__:
             if name.endswith(("Config", "Trainer")):
                 function = [print] if name.endswith("Trainer") else []
-                for argument in inspect.signature(getattr(module, name)).parameters:
+                for argument in arguments_of(getattr(module, name)):
                     try:
                         getattr(module, name)(*function, **{argument: {}})
                     except DeprecationWarning:

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from spotfit.core.errors import ConfigError
+from spotfit.torch.checkpoint.accelerate_types import unwrap_optimizer
 from spotfit.torch.checkpoint.optimizer_state import has_flat_parameters, parameter_names
 
 _STATEFUL_METHODS = ("state_dict", "load_state_dict")
@@ -35,10 +36,13 @@ class CheckpointerArguments(NamedTuple):
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The optimizers as a tuple, whether one, several or none were passed; () for none."""
+        """The optimizers as a tuple, whether one, several or none were passed; () for none.
+
+        Those that Accelerate has prepared are replaced by torch's optimizers in them.
+        """
         is_sequence = isinstance(self.optimizer, list | tuple)
         optimizers = self.optimizer if is_sequence else [self.optimizer]
-        return tuple(optimizer for optimizer in optimizers if optimizer is not None)
+        return tuple(unwrap_optimizer(one) for one in optimizers if one is not None)
 
     def validate(self) -> None:
         """Raise one `ConfigError` that lists all problems found; return if there are none.

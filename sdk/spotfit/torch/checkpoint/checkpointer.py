@@ -720,13 +720,16 @@ def _open_data_position(
     Raises `ConfigError` on all ranks if saves at the end of epochs are requested but the ends are
     unknown, or differ between ranks.
     """
-    from spotfit.torch.checkpoint.data_position import track_data_position
+    from spotfit.torch.checkpoint.data_position import SamplerPosition, track_data_position
 
     position = None
     if loader is not None:
         position = track_data_position(loader, world_size=context.get_world_size())
         position.monitor.is_reporting_rank = context.get_world_rank() == 0
         position.monitor.expects_epoch_saves = trigger.epochs
+        if isinstance(position, SamplerPosition) and position.requires_common_seed:
+            # Accelerate seeds the sampler of each rank by the rank's own RNG.
+            position.seed = broadcast(position.seed)
     if not trigger.epochs:
         return position
     # Gathered before any check, so that all ranks raise; the others would wait for one that did.

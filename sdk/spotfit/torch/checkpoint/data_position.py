@@ -24,6 +24,7 @@ An epoch of a `SamplerPosition` goes through these states (a pass is one iterati
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -41,6 +42,8 @@ from torch.utils.data import (
 
 from spotfit.core.errors import ConfigError
 from spotfit.host import log
+from spotfit.torch.checkpoint.accelerate_types import isinstance_of_accelerate
+from spotfit.torch.checkpoint.replica_shards import BatchShards, ReplicaShards, StridedShards
 
 Loader = DataLoader[Any]
 _REMEDY = (
@@ -67,13 +70,21 @@ class SamplerPosition(Sampler[int]):
     def __init__(self, loader: Loader, *, world_size: int) -> None:
         # Where the user passed a batch_sampler, the loader's own batch_size and drop_last are None.
         batches: Any = loader.batch_sampler
-        self.user_sampler = _user_sampler_of(batches)
-        self._batch_size = batches.batch_size
-        self._drop_last = batches.drop_last
-        self._num_replicas = getattr(self.user_sampler, "num_replicas", 1)
-        self._replica_rank = getattr(self.user_sampler, "rank", 0)
-        self._is_shared = world_size == 1 or isinstance(self.user_sampler, DistributedSampler)
+        accelerate_shard = _accelerate_shard(batches)
+        inner_batches = batches if accelerate_shard is None else accelerate_shard.batch_sampler
+        self.user_sampler = _user_sampler_of(inner_batches)
+        self._shards = _shards_of(accelerate_shard, self.user_sampler)
+        self._batch_size = getattr(self._shards, "batch_size", inner_batches.batch_size)
+        self._drop_last = inner_batches.drop_last
+        self._is_shared = (
+            world_size == 1
+            or accelerate_shard is not None
+            or isinstance(self.user_sampler, DistributedSampler)
+        )
         """Whether all ranks read one epoch together, so that another number can resume it."""
+        self.requires_common_seed = accelerate_shard is not None
+        """Whether the ranks must set one `seed`; a DistributedSampler's is the same already."""
+        self._loader: Any = loader
         self._epoch_sampler = _single_replica_sampler(self.user_sampler)
         self._is_resuming = False
         """Whether no batch was trained on since `resume`."""
@@ -92,8 +103,21 @@ class SamplerPosition(Sampler[int]):
         self.epoch = 0
         self.consumed = 0
         """Samples of this epoch that all replicas together have trained on."""
-        # A BatchSampler reads its `sampler` attribute again in every pass.
-        batches.sampler = self
+        if accelerate_shard is not None:
+            _replace_iter(accelerate_shard, lambda _: self._iterate_batches())
+        else:
+            # A BatchSampler reads its `sampler` attribute again in every pass.
+            batches.sampler = self
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order of all epochs; None for a sequential one."""
+        return getattr(self._epoch_sampler, "seed", None)
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        if seed is not None and isinstance(self._epoch_sampler, DistributedSampler):
+            self._epoch_sampler.seed = seed
 
     @property
     def batches_per_epoch(self) -> int | None:
@@ -112,7 +136,7 @@ class SamplerPosition(Sampler[int]):
         From `consumed`, so prefetched batches are still left. With `drop_last` an incomplete batch
         does not count.
         """
-        count = len(self._rank_indices(self.consumed))
+        count = self._samples_left(self.consumed)
         return count < (self._batch_size if self._drop_last else 1)
 
     def rank_state(self) -> dict[str, Any]:
@@ -121,11 +145,10 @@ class SamplerPosition(Sampler[int]):
         Called by the Checkpointer at each save. The dictionary has the one key "sampler_position";
         the snapshot's index stores it, and a restore passes it to `resume`.
         """
-        seed = getattr(self._epoch_sampler, "seed", None)
         is_open = self._is_pass_open or self.consumed > 0
         return {
             "sampler_position": {
-                "seed": seed,
+                "seed": self.seed,
                 "is_shared": self._is_shared,
                 "is_pass_open": is_open,
             }
@@ -143,7 +166,7 @@ class SamplerPosition(Sampler[int]):
         self.monitor.check_batch_counts(self._yielded_batches, self._trained_batches)
         # The last batch may contain padding, which is not part of the epoch.
         self.consumed = min(
-            len(self._epoch_sampler), self.consumed + self._batch_size * self._num_replicas
+            len(self._epoch_sampler), self.consumed + self._batch_size * self._shards.num_replicas
         )
         return self.is_at_end and not was_at_end
 
@@ -173,14 +196,14 @@ class SamplerPosition(Sampler[int]):
         self._is_resuming, self._has_started = True, False
         self._yielded_batches = self._trained_batches = 0
         self.epoch, self.consumed = epoch, consumed
+        if isinstance_of_accelerate(self._loader, "DataLoaderShard"):
+            self._loader.iteration = epoch  # for dataset.set_epoch
         # Empty if the checkpoint was saved without a loader, or with one of another kind.
         position = rank_state.get("sampler_position", _EMPTY_STATE)
         self._is_pass_open = position.get("is_pass_open", (epoch, consumed) != (0, 0))
         self._restore_rng = restore_rng if self._is_pass_open else _noop
         # The seed of the saved run: this run may have been started with another one.
-        seed = position.get("seed")
-        if seed is not None and isinstance(self._epoch_sampler, DistributedSampler):
-            self._epoch_sampler.seed = seed
+        self.seed = position.get("seed")
 
     @property
     def is_bound_to_world_size(self) -> bool:
@@ -246,7 +269,15 @@ class SamplerPosition(Sampler[int]):
             sampler.set_epoch(self.epoch)
         # The whole order, because the rest of an epoch begins at an arbitrary index.
         order = list(sampler)
-        return (order[index % len(order)] for index in self._rank_indices(self.consumed))
+        indices = self._shards.indices(self.consumed, len(order))
+        return (order[index % len(order)] for index in indices)
+
+    def _iterate_batches(self) -> Iterator[list[int]]:
+        """Yield this rank's batches of indices, in place of Accelerate's BatchSamplerShard."""
+        # A generator, like the original: the loader has drawn its base seed when it begins.
+        samples = iter(self)
+        while batch := list(islice(samples, self._batch_size)):
+            yield batch
 
     def iterate_pass(self, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass with the iterator that `make_iterator` returns, and yield its batches.
@@ -284,22 +315,12 @@ class SamplerPosition(Sampler[int]):
         self._is_pass_open = self._has_persistent_workers
 
     def _batch_count(self, start: int) -> int:
-        count = len(self._rank_indices(start))
+        count = self._samples_left(start)
         return int(count // self._batch_size if self._drop_last else -(-count // self._batch_size))
 
-    def _rank_indices(self, start: int) -> range:
-        """Return this rank's indices into the epoch's order, beginning at `start`.
-
-        Indices past the end wrap around to the beginning: all ranks get equally many samples, as
-        DistributedSampler pads them.
-        """
-        end = len(self._epoch_sampler)
-        remainder = (end - start) % self._num_replicas
-        if remainder and getattr(self.user_sampler, "drop_last", False):
-            end -= remainder
-        elif remainder:
-            end += self._num_replicas - remainder
-        return range(start + self._replica_rank, end, self._num_replicas)
+    def _samples_left(self, start: int) -> int:
+        """Return how many samples this rank reads of an epoch from index `start` on."""
+        return self._shards.count(start, len(self._epoch_sampler))
 
 
 class TrainingLoopMonitor:
@@ -537,31 +558,41 @@ def _unwrap_loader(loader: Any) -> Any:
 def _hook_iteration(loader: Any, position: SamplerPosition | LoaderPosition) -> bool:
     """Make the loader's `__iter__` report its passes to `position`.
 
-    Python looks `__iter__` up on the class, so the object's class is replaced by a subclass.
     Returns False for objects whose class cannot be replaced; their epoch remains 0.
     """
-    # A loader that was hooked before gets a subclass of its original class, not a second hook.
-    original = getattr(type(loader), "_original_class", type(loader))
-
-    def hooked_iter(self: Any) -> Iterator[Any]:
-        return position.iterate_pass(lambda: original.__iter__(self))
-
-    attributes = {
-        "__module__": original.__module__,
-        "__iter__": hooked_iter,
-        "_original_class": original,
-    }
     try:
-        # Accelerate's loaders have a property `__class__`, which cannot be set.
-        _CLASS_OF_OBJECT.__set__(loader, type(original.__name__, (original,), attributes))
+        _replace_iter(loader, position.iterate_pass)
     except TypeError:
         log.warning(
             "checkpoint.epochs_unknown",
-            loader=original.__name__,
+            loader=type(loader).__name__,
             do="count the epochs in extra={...}",
         )
         return False
     return True
+
+
+def _replace_iter(
+    iterable: Any, iterate: Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]
+) -> None:
+    """Let `iter(iterable)` return `iterate(original)`, with a function for the original iterator.
+
+    Python looks `__iter__` up on the class, so the object's class is replaced by a subclass. Raises
+    TypeError if it cannot be replaced.
+    """
+    # An object that was changed before gets a subclass of its original class, not a second hook.
+    original = getattr(type(iterable), "_original_class", type(iterable))
+
+    def replaced_iter(self: Any) -> Iterator[Any]:
+        return iterate(lambda: original.__iter__(self))
+
+    attributes = {
+        "__module__": original.__module__,
+        "__iter__": replaced_iter,
+        "_original_class": original,
+    }
+    # Accelerate's loaders have a property `__class__`, which cannot be set.
+    _CLASS_OF_OBJECT.__set__(iterable, type(original.__name__, (original,), attributes))
 
 
 def _iterate(batches: Iterator[Any]) -> Iterator[Any]:
@@ -580,15 +611,43 @@ def _unsupported_reason(loader: Any) -> str | None:
     # Older versions of torch have no in_order and always keep the order.
     if loader.num_workers and not getattr(loader, "in_order", True):
         return "a loader with in_order=False yields batches in an unknown order"
+    if isinstance_of_accelerate(loader, "DataLoaderDispatcher"):
+        return "rank 0 reads the batches of all ranks (dispatch_batches=True)"
     batches: Any = loader.batch_sampler
     if batches is None:
         return "a loader with batch_size=None has no batches to count"
+    shard = _accelerate_shard(batches)
+    batches = batches if shard is None else shard.batch_sampler
     if type(batches) is not BatchSampler:
         return f"the batches of a custom {type(batches).__name__} are unknown"
     sampler = _user_sampler_of(batches)
     if _single_replica_sampler(sampler) is None:
         return f"the order of a {type(sampler).__name__} is unknown"
+    if shard is not None and isinstance(sampler, DistributedSampler):
+        return "Accelerate shards a DistributedSampler, which has sharded the samples already"
     return None
+
+
+def _accelerate_shard(batches: Any) -> Any:
+    """Return `batches` if it is a BatchSamplerShard, Accelerate's part of a rank; else None."""
+    return batches if isinstance_of_accelerate(batches, "BatchSamplerShard") else None
+
+
+def _shards_of(accelerate_shard: Any, sampler: Any) -> ReplicaShards:
+    if accelerate_shard is None:
+        return StridedShards(
+            num_replicas=getattr(sampler, "num_replicas", 1),
+            replica=getattr(sampler, "rank", 0),
+            drop_last=getattr(sampler, "drop_last", False),
+        )
+    divisor = accelerate_shard.num_processes if accelerate_shard.split_batches else 1
+    return BatchShards(
+        batch_size=accelerate_shard.batch_sampler.batch_size // divisor,
+        num_replicas=accelerate_shard.num_processes,
+        replica=accelerate_shard.process_index,
+        drop_last=accelerate_shard.drop_last,
+        even_batches=accelerate_shard.even_batches,
+    )
 
 
 def _user_sampler_of(batches: BatchSampler) -> Any:
@@ -602,8 +661,10 @@ def _single_replica_sampler(sampler: Any) -> Any:
 
     Exact types are compared, because a user-defined subclass may read in any order.
     """
+    # Accelerate's has the order of a DistributedSampler with its seed.
+    is_seedable = isinstance_of_accelerate(sampler, "SeedableRandomSampler")
     is_permutation = (
-        type(sampler) is RandomSampler
+        (type(sampler) is RandomSampler or is_seedable)
         and not sampler.replacement
         and sampler.num_samples == len(sampler.data_source)
     )
@@ -615,7 +676,8 @@ def _single_replica_sampler(sampler: Any) -> Any:
         # the generator's initial one: runs with other seeds get other orders.
         generator = sampler.generator or torch.default_generator
         dataset, shuffle = cast("Dataset[Any]", sampler.data_source), True
-        seed = generator.initial_seed() % 2**63  # torch adds the epoch, which must not overflow
+        seed = sampler.initial_seed if is_seedable else generator.initial_seed()
+        seed %= 2**63  # torch adds the epoch, which must not overflow
     elif type(sampler) is SequentialSampler:
         return sampler
     else:

@@ -1,0 +1,134 @@
+"""prepare_trainer: adapts a transformers.Trainer to the workers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import transformers
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import Trainer
+
+from spotfit.core.errors import ConfigError
+from spotfit.huggingface.snapshot_trainer import SnapshotTrainer, TrainerSnapshots
+from spotfit.model.failure_model import SaveCondition, parse_save_trigger
+from spotfit.worker.training_api import require_session
+
+_REQUIRED_METHODS = (
+    "_evaluate",
+    "_finalize_training",
+    "_init_training_state",
+    "_load_rng_state",
+    "_maybe_log_save_evaluate",
+    "_prepare_for_training",
+    "_run_epoch",
+)
+"""Methods of the Trainer's loop that `SnapshotTrainer` extends."""
+
+
+def prepare_trainer(
+    trainer: Trainer,
+    every: SaveCondition | Sequence[SaveCondition] | None = None,
+    *,
+    max_overhead: float | None = None,
+    extra: Mapping[str, Any] | None = None,
+    save_at_end: bool = True,
+) -> Trainer:
+    """Prepare a Trainer for `train()` on the workers of a run; return the same object.
+
+    Call it in the training function after all callbacks were added. A `train_dataset` that is an
+    iterable of batches, and no Dataset, becomes a loader that yields these batches as they are.
+
+    With `every`, all ranks save by a `Checkpointer` while training continues, and `train()` resumes
+    after a restart in the same step of the epoch, without reading the batches before it: weights,
+    optimizer, schedule, RNG states, `TrainerState`, callbacks and loss sums. `every`,
+    `max_overhead`, `extra` and `save_at_end` are those of `Checkpointer`, counted in optimizer
+    steps. The Trainer's own checkpoints are not needed: pass `save_strategy="no"`. Without `every`
+    the Trainer saves and resumes only as your code says, as with Ray Train.
+
+    Raises `ConfigError` with `every` for DeepSpeed, `auto_find_batch_size`, an elastic group or an
+    unsupported version of transformers, and `SessionMisuseError` outside of a training function.
+    """
+    if _is_iterable_of_batches(trainer.train_dataset):
+        _replace_class(trainer, BatchIterableTrainer)
+    if every is None:
+        return trainer
+    channel = require_session("spotfit.huggingface.prepare_trainer").snapshot_channel
+    parse_save_trigger(every, max_overhead=max_overhead)  # raises at once
+    _reject_unsupported(trainer, is_elastic=channel.outlook().allows_resize)
+    _replace_class(trainer, SnapshotTrainer)
+    conditions = list(every) if isinstance(every, list | tuple) else [every]
+    trainer.snapshots = TrainerSnapshots(
+        # The Checkpointer does not see the loader; the Trainer knows the ends of its epochs.
+        saves_epochs="epoch" in conditions,
+        options={
+            "every": [one for one in conditions if one != "epoch"] or "at_notice",
+            "max_overhead": max_overhead,
+            "save_at_end": save_at_end,
+        },
+        extra=dict(extra or {}),
+    )
+    return trainer
+
+
+class BatchIterableTrainer(Trainer):
+    """A Trainer whose `train_dataset` yields batches."""
+
+    def get_train_dataloader(self) -> Any:
+        """Return a loader over the batches, which Accelerate does not shard."""
+        return DataLoader(_Batches(self.train_dataset), batch_size=None)
+
+
+class _Batches(IterableDataset[Any]):
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self._batches)
+
+
+def _is_iterable_of_batches(dataset: Any) -> bool:
+    return (
+        dataset is not None
+        and not isinstance(dataset, Dataset)
+        and not hasattr(dataset, "__getitem__")
+        and hasattr(dataset, "__iter__")
+        # Those of Hugging Face's datasets yield samples.
+        and type(dataset).__module__.partition(".")[0] != "datasets"
+    )
+
+
+def _replace_class(trainer: Trainer, extension: type[Trainer]) -> None:
+    """Let `trainer` be of a class that extends its own by `extension`."""
+    original = type(trainer)
+    if issubclass(original, extension):
+        return
+    attributes = {"__module__": original.__module__}
+    trainer.__class__ = type(original.__name__, (extension, original), attributes)
+
+
+def _reject_unsupported(trainer: Trainer, *, is_elastic: bool) -> None:
+    if missing := [name for name in _REQUIRED_METHODS if not hasattr(Trainer, name)]:
+        raise ConfigError(
+            f"prepare_trainer(every=...) extends Trainer.{missing[0]}, which transformers "
+            f"{transformers.__version__} does not have.",
+            do="Install a version of transformers that spotfit[transformers] accepts.",
+        )
+    if trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "prepare_trainer(every=...) does not support DeepSpeed: its optimizer holds copies of "
+            "the weights, which are not the model's.",
+            do="Use save_strategy and RayTrainReportCallback, without every=.",
+        )
+    if trainer.args.auto_find_batch_size:
+        raise ConfigError(
+            "prepare_trainer(every=...) does not support auto_find_batch_size=True, which trains "
+            "again from the start with a smaller batch.",
+            do="Set per_device_train_batch_size to a number that fits.",
+        )
+    if is_elastic:
+        raise ConfigError(
+            "prepare_trainer(every=...) cannot resume with another number of workers: the Trainer "
+            "derives its number of steps and its learning rates from it.",
+            do="Set num_workers to one number, or write the loop with Accelerate and Checkpointer.",
+        )

@@ -1,0 +1,437 @@
+"""A transformers.Trainer on two machines: losses of workers and machines do not change it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import spotfit
+from spotfit.client.run_handle import RunHandle
+from spotfit.torch import TorchTrainer, export_checkpoint
+from spotfit.torch.checkpoint import checkpointer
+from spotfit.worker import training_api
+from spotfit.worker.local_session import LocalSession
+from tests.live.cloud import LiveTestCloud
+
+pytest.importorskip("transformers")
+
+from sklearn.datasets import load_digits
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from spotfit.huggingface import TransformersTrainer, export_pretrained, prepare_trainer
+
+Config = dict[str, Any]
+STEPS = 19
+"""Optimizer steps per epoch of four workers."""
+
+
+class Digits(Dataset[dict[str, Any]]):
+    """Images of digits as 64 tokens; records which samples are read."""
+
+    def __init__(self, samples: slice, log: Path | None = None) -> None:
+        digits = load_digits()
+        self._tokens = torch.tensor(digits.data[samples], dtype=torch.long)
+        self._labels = torch.tensor(digits.target[samples])
+        self._log = log
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._log is not None:
+            with self._log.open("a") as log:
+                log.write(f"{index}\n")
+        return {"input_ids": self._tokens[index], "labels": self._labels[index]}
+
+
+def tiny_bert() -> BertForSequenceClassification:
+    config = BertConfig(
+        vocab_size=17,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        num_labels=10,
+    )
+    torch.manual_seed(3)
+    return BertForSequenceClassification(config)
+
+
+class Interrupter(TrainerCallback):
+    """Kills ranks once after a step, or lets one wait; `kills` are pairs of a step and a rank."""
+
+    def __init__(self, config: Config, marks: Path) -> None:
+        self._kills = config.get("kills", [])
+        self._waits_at = config.get("waits_at")
+        self._marks = marks
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        rank, step = spotfit.get_context().get_world_rank(), state.global_step
+        mark = self._marks / f"killed-{step}-{rank}"
+        if (step, rank) in self._kills and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        waits = self._marks.parent / "waits"
+        if (step, rank) == (self._waits_at, 3) and not waits.exists():
+            waits.touch()
+            signal.pause()
+
+
+def train(config: Config) -> Config:
+    """Train a tiny BERT with dropout and a linear schedule; return what must not change."""
+    from spotfit.huggingface import prepare_trainer
+
+    rank = spotfit.get_context().get_world_rank()
+    marks = Path(config["marks"], config["label"])
+    marks.mkdir(exist_ok=True)
+    reads = marks / f"reads-{rank}"
+    reads.write_text("")  # of the last attempt only
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(marks, config),
+        train_dataset=Digits(slice(600), reads),
+        eval_dataset=Digits(slice(600, 700)),
+        callbacks=[Interrupter(config, marks), *config.get("callbacks", [])],
+    )
+    trainer = prepare_trainer(trainer, every=config.get("every", 4))
+    result = trainer.train()
+    return {
+        "weights": digest_of(trainer.model),
+        "loss": result.training_loss,
+        "steps": result.global_step,
+        "log": without_durations(trainer.state.log_history),
+    }
+
+
+def arguments(marks: Path, config: Config) -> TrainingArguments:
+    options = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 8,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "logging_steps": 5,
+        "ddp_find_unused_parameters": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+        **config.get("arguments", {}),
+    }
+    return TrainingArguments(output_dir=str(marks / "output"), **options)
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    tensors = model.state_dict().values()
+    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in tensors)).hexdigest()
+
+
+def without_durations(log: list[Config]) -> list[Config]:
+    durations = ("runtime", "per_second")
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(durations)}
+        for entry in log
+    ]
+
+
+def submit(cloud: LiveTestCloud, name: str, *, fn: Any = train, **config: Any) -> RunHandle:
+    return cloud.submit(
+        fn,
+        workers=4,
+        nodes=2,
+        name=name,
+        trainer_type=TorchTrainer,
+        max_failures=len(config.get("kills", [])),
+        config={"label": name, **config},
+    )
+
+
+def fit(cloud: LiveTestCloud, name: str, **config: Any) -> Config:
+    result: Config = submit(cloud, name, **config).result(240).return_value
+    return result
+
+
+@pytest.mark.timeout(300)
+def test_killed_workers_change_neither_weights_nor_logs(cloud: LiveTestCloud) -> None:
+    """Nor the learning rates, the evaluations and the mean of the losses, which are logged."""
+    undisturbed = fit(cloud, "undisturbed")
+    kills = [(6, 1), (30, 3), (31, 0)]
+    killed = fit(cloud, "killed", kills=kills)
+    assert len(cloud.rounds_opened("killed")) == len(kills) + 1
+    assert killed == undisturbed
+    evaluations = [entry for entry in killed["log"] if "eval_loss" in entry]
+    assert (len(evaluations), killed["steps"]) == (3, 3 * STEPS)
+    # The third kill: 30 steps were done, of them 28 saved, which is step 9 of the second epoch.
+    resumed = (cloud.marks / "killed" / "reads-0").read_text().split()
+    whole = (cloud.marks / "undisturbed" / "reads-0").read_text().split()
+    assert resumed == whole[(28 * 8) :], "skipped batches must not be read"
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_machine_changes_nothing(cloud: LiveTestCloud) -> None:
+    """With gradient accumulation, loader processes and a sampler that draws from the global RNG."""
+    how: Config = {
+        "arguments": {
+            "num_train_epochs": 2,
+            "gradient_accumulation_steps": 2,
+            "train_sampling_strategy": "group_by_length",
+            "length_column_name": "labels",
+            "per_device_train_batch_size": 4,
+        },
+        "every": 3,
+    }
+    undisturbed = fit(cloud, "undisturbed", **how)
+    handle = submit(cloud, "lost", waits_at=25, **how)
+    cloud.wait_for_mark("waits")
+    cloud.reclaimer.kill(cloud.node_of_rank(3, "lost"))
+    assert handle.result(240).return_value == undisturbed
+    assert len(cloud.rounds_opened("lost")) == 2
+
+
+def train_and_report(config: Config) -> Config:
+    """Train as with Ray Train: save by the Trainer, report by the callback, resume by hand."""
+    from spotfit.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+
+    rank = spotfit.get_context().get_world_rank()
+    marks = Path(config["marks"], config["label"])
+    node_marks = marks / f"node-{spotfit.get_context().get_node_rank()}"
+    node_marks.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(marks if config["is_shared"] else node_marks, config),
+        train_dataset=Digits(slice(256)),
+        eval_dataset=Digits(slice(600, 700)),
+        callbacks=[Interrupter(config, marks)],
+    )
+    trainer.add_callback(RayTrainReportCallback())
+    trainer = prepare_trainer(trainer)
+    checkpoint = spotfit.get_checkpoint()
+    if checkpoint is None:
+        trainer.train()
+    else:
+        (marks / f"resumed-{rank}").touch()
+        with checkpoint.as_directory() as folder:
+            trainer.train(resume_from_checkpoint=str(Path(folder, "checkpoint")))
+    return {"weights": digest_of(trainer.model), "steps": trainer.state.global_step}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_the_report_callback_reports_the_files_of_all_ranks(
+    cloud: LiveTestCloud, *, is_shared: bool
+) -> None:
+    saves = {"num_train_epochs": 2, "save_strategy": "epoch", "save_total_limit": 1}
+    handle = submit(
+        cloud, "run", fn=train_and_report, arguments=saves, is_shared=is_shared, kills=[(10, 2)]
+    )
+    result = handle.result(240)
+    assert result.return_value["steps"] == 16
+    assert len(list((cloud.marks / "run").glob("resumed-*"))) == 4
+    assert result.metrics is not None
+    assert result.checkpoint is not None
+    assert result.metrics["step"] == 16
+    assert {"eval_loss", "loss", "epoch"} <= result.metrics.keys()
+    with result.checkpoint.as_directory() as folder:
+        files = {path.name for path in Path(folder, "checkpoint").iterdir()}
+    assert {"config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"} <= files
+    assert {f"rng_state_{rank}.pth" for rank in range(4)} <= files
+
+
+def make_trainer(config: Config) -> Any:
+    marks = Path(config["marks"])
+    return Trainer(
+        model=tiny_bert(),
+        args=arguments(marks, {"arguments": {"max_steps": 3, "eval_strategy": "no"}}),
+        train_dataset=Digits(slice(64)),
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_checkpoint_is_exported_for_from_pretrained(cloud: LiveTestCloud, tmp_path: Path) -> None:
+    """Of a TransformersTrainer, whose function returns the Trainer."""
+    result = cloud.fit(make_trainer, workers=2, trainer_type=TransformersTrainer)
+    assert result.return_value["global_step"] == 3
+    assert result.checkpoint is not None
+    export_pretrained(result.checkpoint, tmp_path / "model")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    export_checkpoint(result.checkpoint, tmp_path / "weights.pt")
+    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert all(torch.equal(weights[name], one) for name, one in model.state_dict().items())
+    assert model.config.num_labels == 10
+
+
+@contextmanager
+def a_session() -> Iterator[None]:
+    session = LocalSession("run")
+    with training_api.use_session(session):
+        yield
+    shutil.rmtree(session.snapshot_channel.segment_dirs[0].parent, ignore_errors=True)
+
+
+@pytest.fixture
+def local_session() -> Iterator[None]:
+    with a_session():
+        yield
+
+
+def local_trainer(tmp_path: Path, **options: Any) -> Any:
+    return Trainer(
+        model=tiny_bert(),
+        args=arguments(tmp_path, {"arguments": {"max_steps": 2, "eval_strategy": "no", **options}}),
+        train_dataset=Digits(slice(64)),
+    )
+
+
+class Stop(TrainerCallback):
+    """Raises KeyboardInterrupt when a step begins, as Ctrl-C in local mode does."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._at:
+            raise KeyboardInterrupt
+
+
+Data = tuple[Digits, Digits]
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    """Samples to train on and to evaluate with."""
+    return Digits(slice(60)), Digits(slice(600, 620))
+
+
+def train_locally(folder: Path, case: Config, data: Data, *, stops_at: int) -> Any:
+    """Return what must not change; None if the training was interrupted."""
+    patience = EarlyStoppingCallback(case.get("patience", 100))
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(folder, {"arguments": {"logging_steps": 3, **case["arguments"]}}),
+        train_dataset=data[0],
+        eval_dataset=data[1],
+        callbacks=[patience, Stop(stops_at)],
+    )
+    try:
+        result = prepare_trainer(trainer, every=case.get("every", 1)).train()
+    except KeyboardInterrupt:
+        return None
+    log = without_durations(trainer.state.log_history)
+    return digest_of(trainer.model), result.training_loss, log, trainer.state.total_flos
+
+
+NEVER = -1
+# Without learning the evaluation does not improve.
+STOPS_EARLY = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 2}
+BY_LENGTH = {"train_sampling_strategy": "group_by_length", "length_column_name": "labels"}
+EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("case", "stops"),
+    [
+        ({"arguments": {}}, [1, 8]),
+        ({"arguments": {}, "every": "epoch"}, [12]),
+        ({"arguments": {"gradient_accumulation_steps": 3}}, [2, 3]),
+        ({"arguments": {"max_steps": 11}}, [9]),
+        ({"arguments": EVALUATES_FIRST}, [3]),
+        ({"arguments": BY_LENGTH}, [3, 10]),
+        ({"arguments": {"dataloader_num_workers": 1}}, [3]),
+        ({"arguments": {"accelerator_config": {"use_seedable_sampler": False}}}, [10]),
+        ({"arguments": STOPS_EARLY, "patience": 2}, [4]),
+    ],
+    ids=str,
+)
+def test_a_restart_after_a_step_changes_nothing(
+    case: Config, stops: list[int], data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    base = {"num_train_epochs": 2, "metric_for_best_model": "loss"}
+    case = {**case, "arguments": {**base, **case["arguments"]}}
+    with a_session():
+        undisturbed = train_locally(tmp_path, case, data, stops_at=NEVER)
+    for step in stops:
+        with a_session():
+            assert train_locally(tmp_path, case, data, stops_at=step) is None
+            assert train_locally(tmp_path, case, data, stops_at=NEVER) == undisturbed, step
+
+
+@pytest.mark.usefixtures("local_session")
+def test_skipped_batches_are_not_read(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    arguments = {
+        "num_train_epochs": 1,
+        "dataloader_drop_last": True,
+        "metric_for_best_model": "loss",
+    }
+    case: Config = {"arguments": arguments}
+    recorded = Digits(slice(60), tmp_path / "reads")
+    assert train_locally(tmp_path, case, (recorded, data[1]), stops_at=5) is None
+    assert len((tmp_path / "reads").read_text().split()) == 7 * 8, "one batch ahead"
+    (tmp_path / "reads").write_text("")
+    assert train_locally(tmp_path, case, (recorded, data[1]), stops_at=NEVER) is not None
+    assert len((tmp_path / "reads").read_text().split()) == 2 * 8, "of seven, five were trained on"
+
+
+@pytest.mark.usefixtures("local_session")
+def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
+    trainer = prepare_trainer(local_trainer(tmp_path), every="auto")
+    with pytest.raises(spotfit.ConfigError, match="conflicts with prepare_trainer") as caught:
+        trainer.train(resume_from_checkpoint="checkpoint-5")
+    assert caught.value.details["retryable"] is False
+
+
+@pytest.mark.usefixtures("local_session")
+def test_unsupported_options_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(spotfit.ConfigError, match="auto_find_batch_size"):
+        prepare_trainer(local_trainer(tmp_path, auto_find_batch_size=True), every=5)
+    with pytest.raises(spotfit.ConfigError, match="every"):
+        prepare_trainer(local_trainer(tmp_path), every="sometimes")  # type: ignore[arg-type]
+
+
+def test_saves_need_a_training_function_and_a_plain_preparation_does_not(tmp_path: Path) -> None:
+    trainer = local_trainer(tmp_path)
+    assert prepare_trainer(trainer) is trainer
+    assert type(trainer) is Trainer
+    with pytest.raises(spotfit.SessionMisuseError, match="prepare_trainer"):
+        prepare_trainer(trainer, every="epoch")
+
+
+class Batches:
+    """An iterable of batches, as `iter_torch_batches` of Ray Data returns it."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        data = Digits(slice(12))
+        for start in (0, 6):
+            samples = [data[index] for index in range(start, start + 6)]
+            yield {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
+
+
+def test_an_iterable_of_batches_is_read_as_it_is(tmp_path: Path) -> None:
+    trainer = Trainer(
+        model=tiny_bert(),
+        args=arguments(tmp_path, {"arguments": {"max_steps": 3, "eval_strategy": "no"}}),
+        train_dataset=Batches(),
+    )
+    loader = prepare_trainer(trainer).get_train_dataloader()
+    assert [len(batch["labels"]) for batch in loader] == [6, 6]
+    assert trainer.train().global_step == 3
