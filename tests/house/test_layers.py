@@ -13,7 +13,7 @@ import pytest
 from tests.house.tree import LOCALSIM, PROVISIONERS, ROOT, SDK, relative_path
 
 SDK_PACKAGES = sorted(path.parent for path in SDK.glob("*/__init__.py"))
-PACKAGES_WITH_EXPORTS = {"torch"}
+PACKAGES_WITH_EXPORTS = {"prediction", "torch"}
 TREES = ("sdk", "provisioners", "localsim")
 
 

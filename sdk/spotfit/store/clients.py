@@ -153,8 +153,8 @@ def client_for(
     Clients are cached per root, credentials and both flags; a forked child creates its own.
     Without `credential_pairs` it uses those of SPOTFIT_STORAGE_KEYS, else those that obstore finds
     on the machine. A client for transfers retries failed requests itself, unless `is_retried` is
-    False; any other makes one attempt. Thread-safe. Raises `StoreError` if the child of a fork cannot load its own copy of
-    obstore.
+    False; any other makes one attempt. Thread-safe. Raises `StoreError` if the child of a fork
+    cannot load its own copy of obstore.
     """
     global _is_fork_hook_registered  # hooks accumulate and cannot be unregistered
     client_key = (root, credential_pairs, for_transfers, is_retried)
