@@ -200,6 +200,6 @@ def test_an_elastic_prediction_grows_between_passes(
     cloud.write_mark("fast")
 
     assert handle.result(60).return_value == SHARDS * 50
-    assert [opened.world_size for opened in cloud.rounds_opened()] == [1, 2]
+    assert [opened.round.world_size for opened in cloud.rounds_opened()] == [1, 2]
     assert [closed.cause for closed in cloud.rounds_closed()] == [FailureCause.RESIZE]
     assert len(PredictionResult.open(output.url).shards) == SHARDS

@@ -66,11 +66,11 @@ def run_prediction(config: dict[str, Any]) -> int:
     before it returns. Exceptions of the predictor propagate, with the name of the shard as a note.
     """
     with ExitStack() as stack:
-        return _PredictionWorker(config["task"], stack).run()
+        return PredictionWorker(config["task"], stack).run()
 
 
 @dataclass
-class _PredictionWorker:
+class PredictionWorker:
     """One rank of a round."""
 
     task: PredictionTask
