@@ -281,6 +281,6 @@ class TensorflowPredictor(Predictor):
         }
         output = self.model(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
         outputs = output if isinstance(output, Mapping) else {PREDICTIONS_COLUMN: output}
-        numpy = require_numpy()
-        predictions = {name: numpy.asarray(value) for name, value in outputs.items()}
+        to_numpy = require_module("keras", extra="tensorflow").ops.convert_to_numpy
+        predictions = {name: to_numpy(value) for name, value in outputs.items()}
         return to_batch_format(predictions, "pandas" if is_dataframe(data) else "numpy")

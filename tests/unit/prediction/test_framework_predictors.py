@@ -1,10 +1,11 @@
-"""Predictors of torch, scikit-learn and Keras load their models and predict both formats."""
+"""Predictors of torch and scikit-learn load their models and predict both formats.
+
+Those of XGBoost, LightGBM and Keras are tested in tests/frameworks.
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ import spotfit
 from spotfit.core.errors import ConfigError, NotFoundError
 from spotfit.prediction.framework_predictors import (
     SklearnPredictor,
-    TensorflowPredictor,
     TorchPredictor,
     find_model_file,
     to_matrix,
@@ -124,37 +124,3 @@ def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
     with pytest.raises(NotFoundError, match=r"model\.txt"):
         find_model_file(str(tmp_path), ("model.txt",))
-
-
-class KerasModel:
-    """The calls of a Keras model that the predictor makes."""
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-
-    def load_weights(self, path: Path) -> None:
-        self.factor = float(path.read_text())
-
-    def __call__(self, value: Any) -> Any:
-        return value * self.factor
-
-
-def test_a_keras_model_is_loaded_whole_or_by_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a substitute for Keras, which is not installed; see tests/frameworks."""
-
-    def load_model(path: Path) -> KerasModel:
-        model = KerasModel()
-        model.load_weights(path)
-        return model
-
-    keras = SimpleNamespace(models=SimpleNamespace(load_model=load_model))
-    monkeypatch.setitem(sys.modules, "keras", keras)  # type: ignore[arg-type]
-    (tmp_path / "model.keras").write_text("2")
-    (tmp_path / "model.weights.h5").write_text("3")
-    checkpoint = spotfit.Checkpoint.from_directory(tmp_path)
-    for definition, factor in ((None, 2.0), (KerasModel, 3.0)):
-        predictor = TensorflowPredictor.from_checkpoint(checkpoint, model_definition=definition)
-        predicted = predictor.predict({"data": inputs()}, dtype="float64")
-        assert np.array_equal(predicted["predictions"], inputs().astype("float64") * factor)
