@@ -16,8 +16,6 @@ from spotfit.host.plugins import require_module
 if TYPE_CHECKING:
     import torch
 
-    from spotfit.checkpoint.checkpoint_dir import Checkpoint
-
 PROGRAM_SUFFIXES = (".pt2", ".onnx")
 # A file of protobuf is limited to 2 GiB. Above this, ONNX keeps the weights in a second file.
 _MAX_INLINE_BYTES = 2**30
@@ -61,7 +59,7 @@ def export_model(
             with _evaluation_mode(model):
                 shapes = _dynamic_shapes(model, example_inputs) if dynamic_batch else None
                 _write_program(model, Path(folder, target.name), example_inputs, shapes)
-            # The data first: whoever reads the model finds its weights.
+            # The data first: a reader of the model finds its weights.
             for part in sorted(Path(folder).iterdir(), key=lambda one: one.name == target.name):
                 part.replace(target.with_name(part.name))
     except OSError as error:
@@ -69,27 +67,6 @@ def export_model(
             f"The output file {target} cannot be written: {error.strerror or error}.",
             do="Choose a directory with write permission and enough space for the model.",
         ) from error
-
-
-def export_checkpoint_program(
-    checkpoint: Checkpoint,
-    path: str | os.PathLike[str],
-    model: torch.nn.Module | None,
-    example_inputs: tuple[Any, ...] | None,
-) -> None:
-    """Load the weights of a Checkpointer's checkpoint into `model`, and export that.
-
-    Raises what `export_model` raises, and `ConfigError` without a model or inputs.
-    """
-    if model is None or example_inputs is None:
-        raise ConfigError(
-            f"A checkpoint has weights and no code: the export to {path} needs the model.",
-            do="Pass model= with the architecture that was trained, and example_inputs=(batch,).",
-        )
-    from spotfit.torch.checkpoint.torch_export import assemble_state
-
-    model.load_state_dict(assemble_state(checkpoint.open_snapshot(), section="model")["model"])
-    export_model(model, path, example_inputs)
 
 
 def check_program_path(path: str | os.PathLike[str]) -> Path:

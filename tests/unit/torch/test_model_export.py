@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-import spotfit
 from spotfit.core.errors import ConfigError, MissingExtraError
-from spotfit.torch import export_checkpoint, export_model
+from spotfit.torch import export_model
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("default::FutureWarning", "default::DeprecationWarning")
@@ -88,9 +87,3 @@ def test_onnx_needs_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"spotfit\[onnx\]"):
         export_model(Nested(), tmp_path / "model.onnx", rows(2))
-
-
-def test_a_program_of_a_checkpoint_needs_the_model(tmp_path: Path) -> None:
-    checkpoint = spotfit.Checkpoint.from_directory(tmp_path)
-    with pytest.raises(ConfigError, match="needs the model"):
-        export_checkpoint(checkpoint, tmp_path / "model.pt2")

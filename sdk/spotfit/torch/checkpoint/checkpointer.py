@@ -585,12 +585,14 @@ def export_checkpoint(
     """
     # Imported here: a worker does not need these for training.
     from spotfit.client.stored_checkpoints import write_checkpoint_file
-    from spotfit.torch.model_export import PROGRAM_SUFFIXES, export_checkpoint_program
+    from spotfit.torch.checkpoint.torch_export import export_program
+    from spotfit.torch.model_export import PROGRAM_SUFFIXES
 
+    saved = checkpoint.open_snapshot()
     if Path(path).suffix in PROGRAM_SUFFIXES:
-        export_checkpoint_program(checkpoint, path, model, example_inputs)
+        export_program(saved, path, model, example_inputs)
     else:
-        write_checkpoint_file(checkpoint.open_snapshot(), Path(path), full_state=everything)
+        write_checkpoint_file(saved, Path(path), full_state=everything)
 
 
 class _SnapshotSlot:
