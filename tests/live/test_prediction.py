@@ -14,6 +14,7 @@ import pytest
 import spotfit
 from spotfit.model.events import FailureCause
 from spotfit.prediction import PredictionResult, predict
+from spotfit.prediction.batches import encode_file
 from spotfit.prediction.predict_job import _describe_job
 from spotfit.prediction.predict_loop import PredictionTask, run_prediction
 from spotfit.prediction.predictor import PredictorSource
@@ -148,6 +149,29 @@ def test_a_finished_prediction_is_not_repeated(
     assert (cloud.marks / "predicted").read_text() == predicted
     assert [path.name for path in Path(cloud.storage, "once/.spotfit/journal").iterdir()] == journal
     assert np.array_equal(np.unique(second.to_numpy()["shard"]), np.arange(SHARDS))
+
+
+def test_inputs_and_outputs_may_be_in_a_bucket(cloud: LiveTestCloud, s3: str) -> None:
+    bucket = open_store(f"s3://runs?endpoint_url={s3}&region=us-east-1")
+    for number in range(3):
+        body = encode_file({"x": np.arange(5) + number}, "npz")
+        bucket.put(f"in/{number}.npz", body)
+    result = predict(
+        lambda batch: {"y": batch["x"] * 2},
+        bucket.subtree("in").url,
+        output=bucket.subtree("out").url,
+        output_format="jsonl",
+        scaling_config=spotfit.ScalingConfig(num_workers=2),
+        run_config=spotfit.RunConfig(name="run", storage_path=bucket.subtree("runs").url),
+        provisioner=cloud.options(),
+    )
+    assert [info.key for info in bucket.list("out")] == [
+        "out/_job.json",
+        "out/_manifest.json",
+        *(f"out/_records/part-0000{n}.json" for n in range(3)),
+        *(f"out/part-0000{n}.jsonl" for n in range(3)),
+    ]
+    assert result.to_numpy()["y"].tolist() == [(n + k) * 2 for k in range(3) for n in range(5)]
 
 
 def test_an_unpicklable_predictor_is_refused_before_machines_are_rented(

@@ -141,7 +141,7 @@ def predict(
         checkpoint: Each worker calls the class with a directory that has the checkpoint's files. A
             subclass of `Predictor` gets the `Checkpoint` in `from_checkpoint`.
         fn_constructor_kwargs: Further arguments of the class.
-        read: Called with an item of `inputs` in a worker; returns the rows of a shard.
+        read: Called with an item of `inputs` in a thread of a worker; returns the rows of a shard.
         batch_size: The largest number of rows of a batch; None for a whole shard.
         batch_format: "numpy", or "pandas" for batches that are DataFrames.
         output_format: "parquet", "jsonl" or "npz".

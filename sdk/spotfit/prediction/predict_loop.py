@@ -86,7 +86,7 @@ class PredictionWorker:
             self._outputs.begin()
         left, pass_s = self._next_pass(rank)
         while left:
-            self._work_on(left[rank::world_size], ends_at=self.clock.now() + pass_s)
+            self._work_on(left[rank::world_size], pass_s=pass_s)
             barrier()
             left, pass_s = self._next_pass(rank, is_last_over=True)
         rows = 0
@@ -125,13 +125,14 @@ class PredictionWorker:
         measured_s = self.task.shards_per_pass * self._shard_s
         return max(self.task.min_pass_s, min(measured_s, _MAX_PASS_S))
 
-    def _work_on(self, shards: Sequence[Shard], *, ends_at: float) -> None:
-        """Predict these shards in order until `ends_at`, at least one; read one in advance."""
+    def _work_on(self, shards: Sequence[Shard], *, pass_s: float) -> None:
+        """Predict these shards in order for `pass_s`, at least one; read one in advance."""
         if not shards:
             return
         predict = self._predict  # the model is loaded before times are measured
         with ThreadPoolExecutor(1, "spotfit-read") as reader:
             started = self.clock.now()
+            ends_at = started + pass_s
             reading = [reader.submit(self._read, shards[0])]
             for n, shard in enumerate(shards):
                 batch = reading.pop().result()
