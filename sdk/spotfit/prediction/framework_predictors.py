@@ -225,7 +225,7 @@ class SklearnPredictor(_TablePredictor):
         """
         with checkpoint.as_directory() as directory:
             path = find_model_file(directory, ("model.joblib", "model.pkl"))
-            estimator = require_module("joblib", extra="demo").load(path)
+            estimator = require_module("joblib", extra="sklearn").load(path)
         return cls(estimator, preprocessor_of(checkpoint))
 
     def predict_table(
