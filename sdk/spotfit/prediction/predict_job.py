@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, get_args
@@ -252,6 +252,8 @@ class _PredictionTrainer(DataParallelTrainer):
         """Check the folders, predict what is left, and return the predictions."""
         if self.scaling_config.num_workers != 0:
             self._check_reachable(output, work)
+        if self._task.predictor.checkpoint is not None:
+            self._task.predictor.checkpoint.check_exists()
         probe_create(output)
         existing = read_job(output, self._task.job)
         if manifest := find_manifest(output):
@@ -268,8 +270,14 @@ class _PredictionTrainer(DataParallelTrainer):
         return _build_result(output, read_manifest(output), result)
 
     def _check_reachable(self, output: Store, work: Work) -> None:
-        """Raise `ConfigError` if machines cannot access the output or an input."""
-        folders = {"output=...": {output.url}, "inputs=...": work.folder_urls()}
+        """Raise `ConfigError` if machines cannot access the output, an input or the checkpoint."""
+        folders: dict[str, Collection[str]] = {
+            "output=...": {output.url},
+            "inputs=...": work.folder_urls(),
+        }
+        checkpoint = self._task.predictor.checkpoint
+        if checkpoint is not None and checkpoint.local_directory is not None:
+            folders["checkpoint=..."] = {str(checkpoint.local_directory)}
         provisioner = plan_group(self._build_request()).provisioner
         for setting, url in [(name, one) for name, urls in folders.items() for one in urls]:
             if url.startswith("memory:"):

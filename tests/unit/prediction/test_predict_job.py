@@ -149,3 +149,26 @@ def test_an_output_in_memory_is_refused_for_workers(run_config: spotfit.RunConfi
     scaling = spotfit.ScalingConfig(num_workers=1)
     with pytest.raises(ConfigError, match="only in this process"):
         start(range(2), run_config, read=len, output="memory://m/out", scaling_config=scaling)
+
+
+class Model:
+    def __init__(self, directory: str) -> None:
+        self.files = sorted(path.name for path in Path(directory).iterdir())
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": np.full(len(batch["x"]), len(self.files))}
+
+
+def test_a_checkpoint_may_be_a_path(run_config: spotfit.RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").touch()
+    result = start({"x": np.arange(3)}, run_config, predictor=Model, checkpoint=tmp_path / "model")
+    assert result.to_numpy()["y"].tolist() == [1, 1, 1]
+
+
+def test_a_missing_checkpoint_is_reported_before_the_run(
+    run_config: spotfit.RunConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        start({"x": np.arange(3)}, run_config, predictor=Model, checkpoint=tmp_path / "missing")
+    assert not (tmp_path / "runs").exists()
