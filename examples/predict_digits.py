@@ -2,8 +2,8 @@
 
     python examples/predict_digits.py
 
-A small network is trained in this process. Four workers on two local machines then predict all
-images in 36 shards; the first machine is killed meanwhile. Each shard is predicted once.
+A small network is trained in this process. Two local machines then predict all images in 36
+shards; the first machine is killed meanwhile. Each shard has one output.
 """
 
 import tempfile
@@ -51,7 +51,7 @@ class DigitPredictor(TorchPredictor):
 
     def predict_batch(self, data: Any, **kwargs: Any) -> Any:
         """Return the most probable digit of each image."""
-        time.sleep(0.2)  # noqa: TID251  # a larger model
+        time.sleep(0.1)  # noqa: TID251  # a larger model
         scores = super().predict_batch(data, dtype=torch.float32, **kwargs)["predictions"]
         return {"digit": scores.argmax(axis=1)}
 
@@ -80,8 +80,8 @@ def main(folder: Path) -> None:
         rows,
         feature_columns=["image"],
         keep_columns=["id"],
-        min_scoring_workers=4,
-        max_scoring_workers=4,
+        min_scoring_workers=2,
+        max_scoring_workers=2,
         output=output,
         run_config=spotfit.RunConfig(name="digits", storage_path=folder / "runs"),
         provisioner=LocalOptions(nodes=2, root=str(cloud.path)),
