@@ -228,8 +228,8 @@ def test_an_elastic_prediction_grows_between_passes(
         scaling_options={"elastic_resize_monitor_interval_s": 0.2},
     )
     eventually((cloud.marks / "predicted").exists)
-    cloud.reclaimer.set_capacity(None)
-    eventually(lambda: len(cloud.rounds_opened()) == 2)
+    cloud.reclaimer.set_capacity(2)
+    eventually(lambda: (one := cloud.view().round) is not None and one.world_size == 2)
     cloud.write_mark("fast")
 
     assert handle.result(60).return_value == SHARDS * 50

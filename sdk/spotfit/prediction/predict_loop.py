@@ -12,10 +12,11 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,12 @@ class PredictionWorker:
         with ThreadPoolExecutor(1, "spotfit-read") as reader:
             started = self.clock.now()
             ends_at = started + pass_s
-            reading = [reader.submit(self._read, shards[0])]
-            for n, shard in enumerate(shards):
-                batch = reading.pop().result()
-                reading = [reader.submit(self._read, one) for one in shards[n + 1 : n + 2]]
+            reading: Future[Batch] | None = None
+            for shard, following in zip_longest(shards, shards[1:]):
+                batch = (reading or reader.submit(self._read, shard)).result()
+                # What is read in advance and not predicted in this pass would be read in vain.
+                is_last = following is None or self.clock.now() + self._shard_s >= ends_at
+                reading = None if is_last else reader.submit(self._read, following)
                 self._complete(shard, batch, predict)
                 ended = self.clock.now()
                 self._shard_s, started = ended - started, ended

@@ -97,14 +97,28 @@ def test_a_pass_ends_after_its_time_and_commits_the_progress(
         "report_checkpoint",
         lambda metrics, report: (reported.append(metrics), report_checkpoint(metrics, report)),
     )
-    # Each reading takes 5 s, as each shard does: the first pass has 15 s, the next one 100 s.
+    # The clock is read twice per shard: a shard takes 10 s. The first pass has 15 s, the next one
+    # 200 s.
     run(task, SteppedClock(5.0))
-    assert [metrics["shards_done"] for metrics in reported] == [3, 7]
+    assert [metrics["shards_done"] for metrics in reported] == [2, 7]
 
 
 @pytest.mark.usefixtures("session")
 def test_a_pass_predicts_at_least_one_shard(task: PredictionTask) -> None:
     assert run(replace(task, shards_per_pass=0.0, min_pass_s=0.0), SteppedClock(1.0)) == 35
+
+
+@pytest.mark.usefixtures("session")
+def test_shards_that_a_pass_does_not_reach_are_not_read(task: PredictionTask) -> None:
+    read: list[int] = []
+
+    def record(number: int) -> Any:
+        read.append(number)
+        return np.arange(5)
+
+    shards = tuple(Shard(f"part-{n}", FunctionSource(n, record)) for n in range(7))
+    run(replace(task, shards=shards, shards_per_pass=0.0, min_pass_s=0.0), SteppedClock(1.0))
+    assert read == list(range(7))
 
 
 @pytest.mark.usefixtures("session")
