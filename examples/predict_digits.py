@@ -41,7 +41,7 @@ def train() -> None:
     for _ in range(200):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         checkpointer.step({"loss": float(loss)})
 

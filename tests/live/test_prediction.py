@@ -118,7 +118,9 @@ def test_outputs_after_kills_equal_those_of_an_undisturbed_run(
 
     def kill_a_machine() -> None:
         cloud.wait_for_mark("waiting")
-        cloud.reclaimer.kill(eventually(lambda: node_of_rank_zero(cloud, "disturbed")))
+        node = eventually(lambda: node_of_rank_zero(cloud, "disturbed"))
+        assert node is not None
+        cloud.reclaimer.kill(node)
         cloud.write_mark("resume")
 
     killer = threading.Thread(target=kill_a_machine)

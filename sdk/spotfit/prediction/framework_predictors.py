@@ -148,7 +148,7 @@ class _TablePredictor(Predictor):
             else dict(zip(names, values.reshape(-1, len(names)).T, strict=True))
         )
 
-    def predict_table(self, features: Batch, **kwargs: Any) -> Any:
+    def predict_table(self, features: Batch, *args: Any, **kwargs: Any) -> Any:
         """Return the model's predictions as an array."""
         raise TypeError(f"{type(self).__name__} does not define predict_table()")
 

@@ -24,13 +24,13 @@ class Predictor:
         self._preprocessor = preprocessor
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> Self:
+    def from_checkpoint(cls, checkpoint: Checkpoint, *args: Any, **kwargs: Any) -> Self:
         """Create the predictor in a worker. The base class calls the constructor with a directory.
 
         That directory has the files of the checkpoint; it is removed after the call.
         """
         with checkpoint.as_directory() as directory:
-            return cls(directory, **kwargs)
+            return cls(directory, *args, **kwargs)
 
     def get_preprocessor(self) -> Any:
         """Return the preprocessor of the batches, or None."""
@@ -46,7 +46,7 @@ class Predictor:
             data = self._preprocessor.transform_batch(data)
         return self.predict_batch(data, **kwargs)
 
-    def predict_batch(self, data: Batch, **kwargs: Any) -> Batch:
+    def predict_batch(self, data: Batch, *args: Any, **kwargs: Any) -> Batch:
         """Return the predictions of a preprocessed batch. Subclasses define it."""
         raise TypeError(f"{type(self).__name__} does not define predict_batch()")
 

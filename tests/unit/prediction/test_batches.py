@@ -141,7 +141,7 @@ def test_formats_are_converted_with_their_shapes() -> None:
 
 def test_columns_are_selected_from_both_formats() -> None:
     for batch_format in ("numpy", "pandas"):
-        batch = batches.to_batch_format(columns(), batch_format)  # type: ignore[arg-type]
+        batch = batches.to_batch_format(columns(), batch_format)
         assert list(batches.select_columns(batch, ["n", "x"], argument="a=")) == ["n", "x"]
         with pytest.raises(ConfigError, match="a= names z"):
             batches.select_columns(batch, ["z"], argument="a=")

@@ -28,7 +28,8 @@ def run_config(tmp_path: Path) -> spotfit.RunConfig:
 
 
 def start(inputs: Any, run_config: spotfit.RunConfig, **options: Any) -> PredictionResult:
-    options = {"scaling_config": LOCAL, "output_format": "npz", "rows_per_shard": 10} | options
+    defaults: dict[str, Any] = {"scaling_config": LOCAL, "output_format": "npz"}
+    options = defaults | {"rows_per_shard": 10} | options
     return predict(options.pop("predictor", double), inputs, run_config=run_config, **options)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spotfit.checkpoint.committed import CheckpointReport
 from spotfit.core.clock import Clock
 from spotfit.model.topology import Ranks
 from spotfit.prediction.predict_loop import PredictionTask, PredictionWorker, run_prediction
@@ -92,11 +93,12 @@ def test_a_pass_ends_after_its_time_and_commits_the_progress(
 ) -> None:
     reported: list[Any] = []
     report_checkpoint = session.report_checkpoint
-    monkeypatch.setattr(
-        session,
-        "report_checkpoint",
-        lambda metrics, report: (reported.append(metrics), report_checkpoint(metrics, report)),
-    )
+
+    def record(metrics: dict[str, Any], report: CheckpointReport) -> None:
+        reported.append(metrics)
+        report_checkpoint(metrics, report)
+
+    monkeypatch.setattr(session, "report_checkpoint", record)
     # The clock is read twice per shard: a shard takes 10 s. The first pass has 15 s, the next one
     # 200 s.
     run(task, SteppedClock(5.0))

@@ -56,6 +56,8 @@ def test_a_function_is_called_as_it_is() -> None:
 
 def test_a_predictor_is_created_with_the_checkpoint(checkpoint: Checkpoint) -> None:
     class Reader(Predictor):
+        found: tuple[Checkpoint, dict[str, Any]]
+
         @classmethod
         def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> Reader:
             self = cls()
