@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spotfit import backend as backend
     from spotfit import collective as collective
+    from spotfit import prediction as prediction
     from spotfit import torch as torch
     from spotfit.checkpoint.checkpoint_dir import Checkpoint as Checkpoint
     from spotfit.checkpoint.committed import ReportedCheckpoint as ReportedCheckpoint
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from spotfit.model.validation_config import ValidationConfig as ValidationConfig
     from spotfit.model.validation_config import ValidationFn as ValidationFn
     from spotfit.model.validation_config import ValidationTaskConfig as ValidationTaskConfig
+    from spotfit.prediction.predict_job import predict as predict
     from spotfit.worker.training_api import TrainContext as TrainContext
     from spotfit.worker.training_api import (
         get_all_reported_checkpoints as get_all_reported_checkpoints,
@@ -102,11 +104,22 @@ _PUBLIC_NAME_MODULES = {
     "get_context": "worker.training_api",
     "get_dataset_shard": "worker.training_api",
     "get_preemption_info": "worker.training_api",
+    "predict": "prediction.predict_job",
     "report": "worker.training_api",
 }
 
 # Reachable as attributes, so that `import spotfit` is enough for `spotfit.torch.get_device()`.
-_PUBLIC_SUBMODULES = ("backend", "collective", "lightning", "torch")
+_PUBLIC_SUBMODULES = (
+    "backend",
+    "collective",
+    "huggingface",
+    "lightgbm",
+    "lightning",
+    "prediction",
+    "sklearn",
+    "torch",
+    "xgboost",
+)
 
 __all__ = sorted([*_PUBLIC_NAME_MODULES, "collective"])  # pyright: ignore[reportUnsupportedDunderAll] # pinned by a test
 

@@ -13,7 +13,15 @@ import pytest
 from tests.house.tree import LOCALSIM, PROVISIONERS, ROOT, SDK, relative_path
 
 SDK_PACKAGES = sorted(path.parent for path in SDK.glob("*/__init__.py"))
-PACKAGES_WITH_EXPORTS = {"huggingface", "lightgbm", "lightning", "sklearn", "torch", "xgboost"}
+PACKAGES_WITH_EXPORTS = {
+    "huggingface",
+    "lightgbm",
+    "lightning",
+    "prediction",
+    "sklearn",
+    "torch",
+    "xgboost",
+}
 TREES = ("sdk", "provisioners", "localsim")
 
 

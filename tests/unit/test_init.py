@@ -36,7 +36,7 @@ def test_every_public_name_can_be_accessed() -> None:
 
 def test_completion_offers_public_names_only() -> None:
     offered = {name for name in dir(spotfit) if not name.startswith("__")}
-    assert offered == {*spotfit.__all__, "backend", "collective", "lightning", "torch"}
+    assert offered == {*spotfit.__all__, *spotfit._PUBLIC_SUBMODULES}
     assert "__version__" in dir(spotfit)
 
 

@@ -350,6 +350,14 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         fill_once(target.absolute(), private_folder(Path(tempfile.gettempdir())), self._copy_to)
         return str(target)
 
+    def check_exists(self) -> None:
+        """Raise `CheckpointNotFoundError` (a FileNotFoundError) if its folder has no files.
+
+        Lists the folder. Not for a run's checkpoint whose files are in folders of earlier ones.
+        """
+        if self._is_self_contained and not any(True for _ in self._store.list(self._folder)):
+            raise _not_found_error(self.path)
+
     def get_metadata(self) -> dict[str, Any]:
         """Return the user's metadata from the file `.metadata.json`; {} if none was set.
 

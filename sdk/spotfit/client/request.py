@@ -470,7 +470,7 @@ def run_preflight(request: FitRequest) -> PreflightResult:
         for mismatch in predict_mismatches(provisioner.traits.software, to_install=to_install):
             checks.add(mismatch)
     if storage is not None and provisioner is not None:
-        checks.check(lambda: _check_directory_is_shared(storage, request.run, provisioner))
+        checks.check(lambda: _check_storage_is_shared(storage, request.run, provisioner))
     plan = None
     if storage is not None and provisioner is not None:
         plan = checks.check(lambda: _plan_cost(request, provisioner, storage))
@@ -579,15 +579,16 @@ def _clock_offset_ms(storage: Store) -> int:
         storage.delete(key)
 
 
-def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Provisioner) -> None:
-    """Check that machines of the provisioner may see a storage_path that is a directory.
+def check_directory_is_shared(
+    path: str, provisioner: Provisioner, *, setting: str, is_default: bool = False
+) -> None:
+    """Check that machines of the provisioner may see the local directory `path`.
 
-    A machine without it could not report that: its agent finds no run. Raises `ConfigError`.
+    A machine without it could not report that: its agent finds no run. `setting` names the argument
+    in the error, such as "RunConfig(storage_path=...)"; `is_default` is whether its default is
+    used. Raises `ConfigError`.
     """
-    if not is_local_path(storage.url):
-        return
     shared = provisioner.traits.shared_directories
-    is_default = run.storage_path == str(Path(DEFAULT_STORAGE_PATH).expanduser())
     if shared == "never":
         reason = "a directory of this computer, which its machines cannot read"
     elif shared == "possibly" and sys.platform == "win32":
@@ -597,14 +598,25 @@ def _check_directory_is_shared(storage: Store, run: RunConfig, provisioner: Prov
     else:
         return
     raise ConfigError(
-        f"RunConfig(storage_path={run.storage_path!r}) with provisioner {provisioner.name!r} is "
-        f"{reason}.",
-        do="Set RunConfig(storage_path=...) to a bucket such as 's3://bucket/runs'"
+        f"{setting.replace('...', repr(path))} with provisioner {provisioner.name!r} is {reason}.",
+        do=f"Set {setting} to a bucket such as 's3://bucket/runs'"
         + (
             ", or to a directory that all machines mount."
             if shared == "possibly" and sys.platform != "win32"
             else "."
         ),
+    )
+
+
+def _check_storage_is_shared(storage: Store, run: RunConfig, provisioner: Provisioner) -> None:
+    if not is_local_path(storage.url):
+        return
+    path = str(run.storage_path)
+    check_directory_is_shared(
+        path,
+        provisioner,
+        setting="RunConfig(storage_path=...)",
+        is_default=path == str(Path(DEFAULT_STORAGE_PATH).expanduser()),
     )
 
 

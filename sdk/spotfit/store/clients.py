@@ -45,13 +45,13 @@ _UNSIGNED_PAYLOAD_VARIABLE = "AWS_UNSIGNED_PAYLOAD"
 
 
 def build_client(
-    root: RootUrl, credentials: StorageCredentials, *, for_transfers: bool
+    root: RootUrl, credentials: StorageCredentials, *, for_transfers: bool, is_retried: bool = True
 ) -> ObstoreClient:
     """Create an obstore client for the bucket and prefix of `root`. Called by `client_for`.
 
-    With `for_transfers` it has a timeout of 5 minutes per request and retries requests itself, for
-    multipart transfers; without, a timeout of 10 s and one attempt. Empty `credentials` make
-    obstore use those of the machine.
+    With `for_transfers` it has a timeout of 5 minutes per request and, unless `is_retried` is
+    False, retries requests itself, for multipart transfers; without, a timeout of 10 s and one
+    attempt. Empty `credentials` make obstore use those of the machine.
     """
     from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -65,7 +65,7 @@ def build_client(
         # `store.retry` repeats whole calls; retries of both would multiply. Only parts of a
         # transfer are repeated here, because repeating the call would send all parts again.
         "retry_config": {"max_retries": 6, "retry_timeout": timedelta(minutes=2)}
-        if for_transfers
+        if for_transfers and is_retried
         else {"max_retries": 0},
     }
     match root.scheme:
@@ -133,7 +133,7 @@ class _ProcessState:
 
     def __init__(self, *, inherits_threads: bool) -> None:
         self.lock = threading.Lock()
-        self.clients: dict[tuple[RootUrl, CredentialPairs, bool], ObstoreClient] = {}
+        self.clients: dict[tuple[RootUrl, CredentialPairs, bool, bool], ObstoreClient] = {}
         self.must_reload_library = inherits_threads
 
 
@@ -142,18 +142,22 @@ _is_fork_hook_registered = False
 
 
 def client_for(
-    root: RootUrl, credential_pairs: CredentialPairs = (), *, for_transfers: bool = False
+    root: RootUrl,
+    credential_pairs: CredentialPairs = (),
+    *,
+    for_transfers: bool = False,
+    is_retried: bool = True,
 ) -> ObstoreClient:
     """Return the client for `root`, creating it at the first call in this process.
 
-    Clients are cached per root, credentials and `for_transfers`; a forked child creates its own.
+    Clients are cached per root, credentials and both flags; a forked child creates its own.
     Without `credential_pairs` it uses those of SPOTFIT_STORAGE_KEYS, else those that obstore finds
-    on the machine. A client for transfers retries failed requests itself; any other makes one
-    attempt. Thread-safe. Raises `StoreError` if the child of a fork cannot load its own copy of
-    obstore.
+    on the machine. A client for transfers retries failed requests itself, unless `is_retried` is
+    False; any other makes one attempt. Thread-safe. Raises `StoreError` if the child of a fork
+    cannot load its own copy of obstore.
     """
     global _is_fork_hook_registered  # hooks accumulate and cannot be unregistered
-    client_key = (root, credential_pairs, for_transfers)
+    client_key = (root, credential_pairs, for_transfers, is_retried)
     # Without the lock: a dict lookup is atomic, and clients are never removed.
     known = _process_state.clients.get(client_key)
     if known is not None:
@@ -169,7 +173,7 @@ def client_for(
         if client_key not in _process_state.clients:
             found = dict(credential_pairs) or url.credentials_from_environment(root)
             _process_state.clients[client_key] = build_client(
-                root, found, for_transfers=for_transfers
+                root, found, for_transfers=for_transfers, is_retried=is_retried
             )
         return _process_state.clients[client_key]
 

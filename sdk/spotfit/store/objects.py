@@ -118,13 +118,17 @@ class ObjectStore:
     def create(self, key: str, body: bytes) -> None:
         """Write the object if it is absent, in a single attempt; see `Store.create`.
 
-        Only a denied request (401, 403), which has not been executed, is repeated.
+        One request with a timeout of 10 s, or of 5 minutes above 1 MiB. Only a denied request (401,
+        403), which has not been executed, is repeated.
         """
 
         # Once: a second attempt could fail because of the object that the first one wrote.
         def create_once() -> None:
             self._call_once(
-                key, lambda client: client.put(key, body, mode="create"), is_create=True
+                key,
+                lambda client: client.put(key, body, mode="create"),
+                for_transfers=len(body) > _SINGLE_REQUEST_BYTES,
+                is_create=True,
             )
 
         call_with_denials_repeated(create_once, self._retry_policy)
@@ -250,9 +254,13 @@ class ObjectStore:
     ) -> ResultT:
         name = "object" if key is None else validate_key(key)
         try:
-            return call(
-                clients.client_for(self._root, self._credential_pairs, for_transfers=for_transfers)
+            client = clients.client_for(
+                self._root,
+                self._credential_pairs,
+                for_transfers=for_transfers,
+                is_retried=not is_create,
             )
+            return call(client)
         except clients.client_error_types() as error:
             # Not chained: obstore's text may contain signed URLs.
             raise _to_store_error(error, f"{name} in {self.url}", is_create=is_create) from None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spotfit.torch.loop import prepare_data_loader as prepare_data_loader
     from spotfit.torch.loop import prepare_model as prepare_model
     from spotfit.torch.loop import prepare_optimizer as prepare_optimizer
+    from spotfit.torch.model_export import export_model as export_model
 
 _MODULES = {
     "Checkpointer": "spotfit.torch.checkpoint.checkpointer",
@@ -35,6 +36,7 @@ _MODULES = {
     "backward": "spotfit.torch.loop",
     "enable_reproducibility": "spotfit.torch.loop",
     "export_checkpoint": "spotfit.torch.checkpoint.checkpointer",
+    "export_model": "spotfit.torch.model_export",
     "get_device": "spotfit.torch.loop",
     "get_devices": "spotfit.torch.loop",
     "init_module": "spotfit.torch.loop",
@@ -53,6 +55,7 @@ __all__ = [
     "backward",
     "enable_reproducibility",
     "export_checkpoint",
+    "export_model",
     "get_device",
     "get_devices",
     "init_module",

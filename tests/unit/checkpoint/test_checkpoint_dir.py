@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, StorageLocation
 from spotfit.checkpoint.committed import open_committed
-from spotfit.core.errors import IntegrityError
+from spotfit.core.errors import CheckpointNotFoundError, IntegrityError
 from spotfit.store.factory import open_store
 from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
@@ -258,3 +258,12 @@ def test_readers_on_windows_have_directories_of_their_own(
         assert Path(one, "model").read_bytes() == Path(other, "model").read_bytes() == b"w"
     assert not list(temporary.rglob("model"))
     assert Path(checkpoint.to_directory(tmp_path / "copy"), "model").read_bytes() == b"w"
+
+
+def test_only_a_checkpoint_with_files_exists(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    Checkpoint.from_directory(tmp_path).check_exists()
+    for name in ("empty", "missing"):
+        with pytest.raises(CheckpointNotFoundError, match=name):
+            Checkpoint.from_directory(tmp_path / name).check_exists()

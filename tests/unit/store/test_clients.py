@@ -67,15 +67,14 @@ def test_http_bodies_are_signed_unless_the_environment_disables_it(
     assert bucket.body_hashes == [hashlib.sha256(b"x").hexdigest(), "UNSIGNED-PAYLOAD"]
 
 
-def test_only_transfer_clients_retry() -> None:
+def test_only_transfer_clients_retry_and_not_those_for_creates() -> None:
     root = RootUrl.parse("s3://bucket")
-    once, for_transfers = (
-        build_client(root, {}, for_transfers=retries) for retries in (False, True)
-    )
-    assert once.retry_config is not None
-    assert for_transfers.retry_config is not None
-    assert once.retry_config["max_retries"] == 0
-    assert for_transfers.retry_config["max_retries"] > 0
+    built = [
+        build_client(root, {}, for_transfers=for_transfers, is_retried=is_retried)
+        for for_transfers, is_retried in ((False, True), (True, True), (True, False))
+    ]
+    configs = [client.retry_config for client in built if client.retry_config is not None]
+    assert [config["max_retries"] > 0 for config in configs] == [False, True, False]
 
 
 def test_the_endpoint_may_come_from_the_environment(

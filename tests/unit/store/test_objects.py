@@ -46,11 +46,14 @@ def test_the_last_error_is_raised_when_the_budget_is_spent(
     assert len(bucket.requests) == 3
 
 
+@pytest.mark.parametrize("size_bytes", [1, 12 * 2**20])
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_create_is_not_retried(bucket: ScriptedBucket, store: ObjectStore, status: int) -> None:
+def test_create_is_one_request_that_is_not_retried(
+    bucket: ScriptedBucket, store: ObjectStore, status: int, size_bytes: int
+) -> None:
     bucket.enqueue_responses(status)
     with pytest.raises(TransientStoreError):
-        store.create("a", b"x")
+        store.create("a", b"x" * size_bytes)
     assert bucket.requests == [("PUT", "/bucket/a")]
 
 

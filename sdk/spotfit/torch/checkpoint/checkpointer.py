@@ -628,20 +628,33 @@ class Checkpointer:
 
 
 def export_checkpoint(
-    checkpoint: Checkpoint, path: str | os.PathLike[str], *, everything: bool = False
+    checkpoint: Checkpoint,
+    path: str | os.PathLike[str],
+    *,
+    everything: bool = False,
+    model: torch.nn.Module | None = None,
+    example_inputs: tuple[Any, ...] | None = None,
 ) -> None:
     """Merge the shards of a Checkpointer's checkpoint into one file that does not need spotfit.
 
     Runs anywhere with access to the checkpoint's storage; `path` is a local file, which is
     replaced. The suffix selects the format: `.safetensors`, or `.pt`, `.pth` and `.bin` for
     torch.save. Only the latter support `everything`, which adds the optimizer and all other state
-    to the model's weights. Raises `ConfigError` for another suffix, an unwritable path or a
-    checkpoint of other files, and `IntegrityError` for a corrupt checkpoint.
+    to the model's weights. `.pt2` and `.onnx` are programs for serving: the weights are loaded into
+    `model`, which is exported as `export_model` does, with `example_inputs` as its arguments.
+    Raises `ConfigError` for another suffix, an unwritable path or a checkpoint of other files, and
+    `IntegrityError` for a corrupt checkpoint.
     """
-    # Imported here: a worker does not need the client package for training.
+    # Imported here: a worker does not need these for training.
     from spotfit.client.stored_checkpoints import write_checkpoint_file
+    from spotfit.torch.checkpoint.torch_export import export_program
+    from spotfit.torch.model_export import PROGRAM_SUFFIXES
 
-    write_checkpoint_file(checkpoint.open_snapshot(), Path(path), full_state=everything)
+    saved = checkpoint.open_snapshot()
+    if Path(path).suffix in PROGRAM_SUFFIXES:
+        export_program(saved, path, model, example_inputs)
+    else:
+        write_checkpoint_file(saved, Path(path), full_state=everything)
 
 
 class _SnapshotSlot:

@@ -1,19 +1,23 @@
-"""Export of a snapshot as one torch.save file, merged from the shards of all ranks."""
+"""Export of a snapshot, merged from the shards of all ranks: a torch.save file or a program."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from spotfit.checkpoint.export import tensor_pieces
 from spotfit.checkpoint.format import TensorPiece
 from spotfit.checkpoint.reader import ReadRequest, SavedState, whole_piece_sink
+from spotfit.core.errors import ConfigError
 from spotfit.store.local import atomic_write
 from spotfit.torch.checkpoint.load_plan import narrow_to_box, piece_as_tensor, torch_dtype
 from spotfit.torch.checkpoint.save_plan import decode_values
 from spotfit.torch.checkpoint.training_state import StateDict, insert_tensors, set_by_key
+from spotfit.torch.model_export import export_model
 
 
 def export_torch(saved: SavedState, path: Path, *, everything: bool = False) -> None:
@@ -27,6 +31,25 @@ def export_torch(saved: SavedState, path: Path, *, everything: bool = False) -> 
     # A file object, because torch.save rejects the name of the temporary file.
     with atomic_write(path) as temporary, temporary.open("xb") as file:
         torch.save(state if everything else state["model"], file)
+
+
+def export_program(
+    saved: SavedState,
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | None,
+    example_inputs: tuple[Any, ...] | None,
+) -> None:
+    """Load the weights of a snapshot into `model`, and export that to a `.pt2` or `.onnx` file.
+
+    Raises what `export_model` raises, and `ConfigError` without a model or inputs.
+    """
+    if model is None or example_inputs is None:
+        raise ConfigError(
+            f"A checkpoint has weights and no code: the export to {path} needs the model.",
+            do="Pass model= with the architecture that was trained, and example_inputs=(batch,).",
+        )
+    model.load_state_dict(assemble_state(saved, section="model")["model"])
+    export_model(model, path, example_inputs)
 
 
 def assemble_state(saved: SavedState, *, section: str | None = None) -> StateDict:

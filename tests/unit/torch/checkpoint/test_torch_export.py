@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from spotfit.checkpoint.export import export_safetensors
 from spotfit.checkpoint.reader import MemoryShardReader, ReadRequest, SavedState
 from spotfit.checkpoint.shm_segment import ShmSegment
-from spotfit.core.errors import IntegrityError
-from spotfit.torch.checkpoint.torch_export import assemble_state, export_torch
+from spotfit.core.errors import ConfigError, IntegrityError
+from spotfit.torch.checkpoint.torch_export import assemble_state, export_program, export_torch
 from tests.unit.torch.checkpoint.test_load_plan import a_state, saved_by
 
 
@@ -74,3 +74,17 @@ def test_the_safetensors_library_reads_the_export(tmp_path: Path) -> None:
     for name, tensor in from_safetensors.items():
         assert tensor.dtype == from_torch[name].dtype
         assert torch.equal(tensor, from_torch[name])
+
+
+def test_a_program_has_the_weights_of_the_snapshot(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 2)
+    weights = {name: torch.full_like(value, 2.0) for name, value in layer.state_dict().items()}
+    saved = saved_by(2, tmp_path, {"model": weights})
+    export_program(saved, tmp_path / "m.pt2", layer, (torch.ones(2, 3),))
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    assert program(torch.ones(4, 3)).tolist() == [[8.0, 8.0]] * 4
+
+
+def test_a_program_needs_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs the model"):
+        export_program(saved_by(1, tmp_path, a_state(2.0)), tmp_path / "m.pt2", None, None)
