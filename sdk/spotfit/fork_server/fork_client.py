@@ -92,12 +92,13 @@ def build_worker_environment(slots: int, run_variables: dict[str, str]) -> dict[
     """
     # As torchrun does: several workers that each start a thread per core slow each other down.
     limit_threads = slots > 1 and env.lookup("OMP_NUM_THREADS") is None
+    is_arrow_default = env.lookup(_ARROW_MALLOC) is None
     keys = env.read(env.STORAGE_KEYS)  # the credentials of this run's bucket only
     return {
         **({"OMP_NUM_THREADS": "1"} if limit_threads else {}),
         # The thread that returns free memory outlives a fork: the fork server would be unsafe with
         # pyarrow, which pandas, scikit-learn, XGBoost and LightGBM import where it is installed.
-        **({} if env.lookup(_ARROW_MALLOC) else {_ARROW_MALLOC: "background_thread:false"}),
+        **({_ARROW_MALLOC: "background_thread:false"} if is_arrow_default else {}),
         **({env.STORAGE_KEYS.name: keys} if keys else {}),
         **run_variables,
     }
@@ -292,11 +293,17 @@ class ForkServerPool:
         return next((key for key in self._servers if key.includes(runtime_key)), runtime_key)
 
     def evict_unused(self, in_use: RuntimeKey) -> None:
-        """End all servers and their children, except `in_use` and the other one used last."""
-        # The latest other one stays: without variables of a run, it is what the next run needs.
+        """End all servers and their children, except `in_use` and the other one used last.
+
+        Servers that are not in use end also if they are still importing.
+        """
         in_use = self._resolve(in_use)
         unused = [key for key in self._servers if key != in_use]
-        for key in unused[: -(_MAX_SERVERS - 1)]:
+        # Their imports would delay those of the server in use.
+        importing = [key for key in unused if not self._servers[key].is_ready]
+        # The latest other one stays: without variables of a run, it is what the next run needs.
+        ready = [key for key in unused if self._servers[key].is_ready]
+        for key in (*importing, *ready[: -(_MAX_SERVERS - 1)]):
             self._servers.pop(key).kill()
 
     def close(self) -> None:

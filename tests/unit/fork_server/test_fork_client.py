@@ -134,7 +134,7 @@ def test_pyarrow_starts_no_thread_unless_the_user_configures_it(
     name = "JE_ARROW_MALLOC_CONF"
     assert build_worker_environment(1, {})[name] == "background_thread:false"
     assert build_worker_environment(1, {name: "narenas:1"})[name] == "narenas:1"
-    monkeypatch.setenv(name, "narenas:2")
+    monkeypatch.setenv(name, "")
     assert name not in build_worker_environment(1, {})
 
 
@@ -144,8 +144,20 @@ def test_evict_unused_keeps_the_latest_servers(pool: ForkServerPool) -> None:
         start_server(pool, N="2"),
         start_server(pool, N="3"),
     )
+    receive(old, ForkServerReady)
+    receive(newer, ForkServerReady)
     pool.evict_unused(newest.runtime_key)
     assert (old.is_alive, newer.is_alive, newest.is_alive) == (False, True, True)
+
+
+def test_evict_unused_ends_servers_that_are_still_importing(
+    pool: ForkServerPool, tmp_path: Path
+) -> None:
+    (tmp_path / "never_imported.py").write_text("import threading\nthreading.Event().wait()")
+    importing = start_preloading(pool, tmp_path, "never_imported")
+    in_use = start_server(pool)
+    pool.evict_unused(in_use.runtime_key)
+    assert (importing.is_alive, in_use.is_alive) == (False, True)
 
 
 def test_a_server_that_dies_before_forking_is_not_restarted_indefinitely(
