@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def train_lightning() -> list[float]:
     import lightning.pytorch as pl
@@ -15,17 +17,18 @@ def train_pytorch_lightning() -> list[float]:
     return _train_lightning(pl)
 
 
-def _train_lightning(pl) -> list[float]:  # type: ignore[no-untyped-def]  # either package
+def _train_lightning(pl: Any) -> list[float]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    class Model(pl.LightningModule):  # type: ignore[misc,name-defined]
+    class Model(pl.LightningModule):  # type: ignore[misc]  # of either package
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
 
         def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-            return self.layer(batch[0]).square().mean()
+            loss: torch.Tensor = self.layer(batch[0]).square().mean()
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters())
@@ -89,7 +92,7 @@ def train_accelerate() -> list[float]:
     return [float(value) for value in model.weight.flatten()]
 
 
-def _rows():  # type: ignore[no-untyped-def]  # numpy is imported by the caller
+def _rows() -> tuple[Any, Any]:
     import numpy
 
     random = numpy.random.default_rng(7)
@@ -140,7 +143,7 @@ TRAININGS = {
     "accelerate": ("torch", train_accelerate),
     "lightgbm": ("none", train_lightgbm),
     "lightning": ("torch", train_lightning),
-    "pandas": ("none", use_pandas),
+    "pyarrow": ("none", use_pandas),
     "pytorch_lightning": ("torch", train_pytorch_lightning),
     "sklearn": ("none", train_sklearn),
     "transformers": ("torch", train_transformers),
