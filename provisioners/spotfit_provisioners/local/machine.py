@@ -56,9 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[0] == prewarm.WAIT_FLAG:
         _, root, slots, framework, *preload = arguments
-        variables = build_worker_environment(int(slots), {})
         return _serve_when_assigned(
-            LocalCloudDir(Path(root)), RuntimeKey.of(framework, sys.executable, variables, preload)
+            LocalCloudDir(Path(root)), int(slots), framework=framework, preload=preload
         )
     path = Path(arguments[0])
     first, me = LocalNode(LocalCloudDir(path.parents[2]), path), current_process()
@@ -68,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         return _serve_all(first, home, fork_servers)
 
 
-def _serve_when_assigned(root: LocalCloudDir, runtime_key: RuntimeKey) -> int:
+def _serve_when_assigned(
+    root: LocalCloudDir, slots: int, *, framework: str, preload: Sequence[str]
+) -> int:
     """Import the framework in a fork server, then serve the node that the driver sends."""
     me = current_process()
     with _machine_dir(root, me) as home, contextlib.closing(ForkServerPool()) as fork_servers:
@@ -76,7 +77,8 @@ def _serve_when_assigned(root: LocalCloudDir, runtime_key: RuntimeKey) -> int:
         env.replace_all(
             inherited | machine_pool.ownership_variables(root, machine_pool.inherited_environment())
         )
-        fork_servers.get_or_start(runtime_key)
+        variables = build_worker_environment(slots, {})
+        fork_servers.get_or_start(RuntimeKey.of(framework, sys.executable, variables, preload))
         first = prewarm.read_first_node(root)
         return _serve_all(first, home, fork_servers) if first is not None and first.claim(me) else 0
 
