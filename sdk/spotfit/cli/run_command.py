@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from spotfit.cli import render
+from spotfit.client.preload import find_script_modules
 from spotfit.client.run_config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer, TorchTrainer
 from spotfit.core.errors import ConfigError
@@ -104,6 +105,7 @@ def run(
             training_time_s=training_time or None,
             budget_usd=budget,
             fallback=fallback or None,  # type: ignore[arg-type]  # checked by RunConfig
+            preload=() if module or path is None else find_script_modules(working_dir / path),
         )
     )
     checks.raise_all()

@@ -15,6 +15,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -62,8 +63,8 @@ _READS = {"BINARY_SUBSCR", "BINARY_OP", "CONTAINS_OP"}
 def find_preload_modules(*roots: Any) -> tuple[str, ...]:
     """Return the modules that processes import which unpickle `roots` and call them, sorted.
 
-    `roots` are the training function and its configuration. Imports nothing. A result such as
-    "transformers.Trainer" may be an attribute that its package imports on demand. Modules that a
+    `roots` are the training function and its configuration, or code. Imports nothing. A result such
+    as "transformers.Trainer" may be an attribute that its package imports on demand. Modules that a
     function imports in its body are left out, with a log record, if a function changes environment
     variables, which libraries read when they are imported.
     """
@@ -80,6 +81,18 @@ def find_preload_modules(*roots: Any) -> tuple[str, ...]:
     else:
         search.reached |= search.imported
     return tuple(sorted(_add_companions(search.reached)))
+
+
+def find_script_modules(script: Path) -> tuple[str, ...]:
+    """Return the modules that the script and its functions import, sorted, as for a function.
+
+    Those that other modules of the project import are not found. Empty for a script that cannot be
+    compiled: the workers report the error.
+    """
+    try:
+        return find_preload_modules(compile(script.read_bytes(), str(script), "exec"))
+    except SyntaxError:
+        return ()
 
 
 def _user_packages(roots: Iterable[Any]) -> frozenset[str]:
@@ -146,6 +159,8 @@ class _ModuleSearch:
                 yield from filter(None, (value.fget, value.fset, value.fdel))
             case ModuleType():
                 yield from self._module_parts(value)
+            case CodeType():
+                yield from self._code_parts(value, {})
             case _:
                 yield from self._definition_parts(value)
 
@@ -184,11 +199,13 @@ class _ModuleSearch:
         for name, cell in cells:
             with suppress(ValueError):  # the variable is not bound yet
                 closure[name] = cell.cell_contents
-        variables = ChainMap(closure, function.__globals__)
-        for reference in _references(function.__code__):
+        yield from self._code_parts(function.__code__, ChainMap(closure, function.__globals__))
+
+    def _code_parts(self, code: CodeType, variables: Mapping[str, Any]) -> Iterator[Any]:
+        for reference in _references(code):
             match reference:
                 case _Import(module, level):
-                    yield from self._import(module, level, function.__globals__)
+                    yield from self._import(module, level, variables)
                 case _Variable(name, attributes) if name in variables:
                     yield self._follow(variables[name], attributes)
                 case _EnvironmentChange():
@@ -206,8 +223,8 @@ class _ModuleSearch:
         return value
 
     def _import(self, name: str, level: int, variables: Mapping[str, Any]) -> Iterator[ModuleType]:
-        if level:
-            name = importlib.util.resolve_name("." * level + name, variables["__package__"])
+        if level and (package := variables.get("__package__")):
+            name = f"{package.rsplit('.', level - 1)[0]}.{name}"
         if not self._is_user_code(name):
             _add(self.imported, name)
         elif name in sys.modules:

@@ -1,4 +1,4 @@
-"""find_preload_modules: what a training function reaches, imports and must not import early."""
+"""What a training function reaches, imports and must not import early."""
 
 import functools
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.client.preload import find_preload_modules
+from spotfit.client.preload import find_preload_modules, find_script_modules
 
 BERT = "transformers.models.bert.modeling_bert"
 # A module of the user's project that calls libraries which need not be installed.
@@ -122,6 +122,23 @@ def test_the_models_that_the_caller_has_loaded_are_found(
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     found = find_preload_modules(project.uses_a_module)
     assert {"transformers.trainer", "transformers.models.gpt2.modeling_gpt2"} < set(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        (
+            "import torch\nfrom transformers import Trainer\ndef f():\n    import xgboost",
+            {"torch", "torch._dynamo", "transformers", "transformers.Trainer", "xgboost"},
+        ),
+        ("import os\nos.environ['HF_HOME'] = '/cache'\nimport transformers", set()),
+        ("from . import sibling\nimport json, wandb", set()),
+        ("this is not Python", set()),
+    ],
+)
+def test_the_imports_of_a_script_are_found(tmp_path: Path, text: str, modules: set[str]) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert set(find_script_modules(tmp_path / "train.py")) == modules
 
 
 def test_cycles_and_large_containers_end() -> None:
