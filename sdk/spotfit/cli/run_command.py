@@ -105,7 +105,9 @@ def run(
             training_time_s=training_time or None,
             budget_usd=budget,
             fallback=fallback or None,  # type: ignore[arg-type]  # checked by RunConfig
-            preload=() if module or path is None else find_script_modules(working_dir / path),
+            preload=find_script_modules(working_dir / path, framework=framework)
+            if path is not None and not module
+            else (),
         )
     )
     checks.raise_all()

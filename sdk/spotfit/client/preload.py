@@ -60,17 +60,20 @@ _READING_METHODS = {"get", "items", "keys", "values", "copy"}
 _READS = {"BINARY_SUBSCR", "BINARY_OP", "CONTAINS_OP"}
 
 
-def find_preload_modules(*roots: Any) -> tuple[str, ...]:
+def find_preload_modules(*roots: Any, framework: str = "none") -> tuple[str, ...]:
     """Return the modules that processes import which unpickle `roots` and call them, sorted.
 
     `roots` are the training function and its configuration, or code. Imports nothing. A result such
     as "transformers.Trainer" may be an attribute that its package imports on demand. Modules that a
     function imports in its body are left out, with a log record, if a function changes environment
-    variables, which libraries read when they are imported.
+    variables, which libraries read when they are imported. So is the package `framework`, such as
+    "torch", which is imported anyway.
     """
     search = _ModuleSearch(_user_packages(roots))
     for root in roots:
         search.visit(root)
+    for names in (search.reached, search.imported):
+        names.difference_update(SAFE_PACKAGES.get(framework, ()))
     if search.sets_environment and search.imported:
         log.info(
             "fit.not_preloaded",
@@ -83,16 +86,17 @@ def find_preload_modules(*roots: Any) -> tuple[str, ...]:
     return tuple(sorted(_add_companions(search.reached)))
 
 
-def find_script_modules(script: Path) -> tuple[str, ...]:
+def find_script_modules(script: Path, *, framework: str) -> tuple[str, ...]:
     """Return the modules that the script and its functions import, sorted, as for a function.
 
     Those that other modules of the project import are not found. Empty for a script that cannot be
     compiled: the workers report the error.
     """
     try:
-        return find_preload_modules(compile(script.read_bytes(), str(script), "exec"))
+        code = compile(script.read_bytes(), str(script), "exec")
     except SyntaxError:
         return ()
+    return find_preload_modules(code, framework=framework)
 
 
 def _user_packages(roots: Iterable[Any]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotfit.client.preload import SAFE_PACKAGES, find_preload_modules
+from spotfit.client.preload import find_preload_modules
 from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
 from spotfit.core.errors import ConfigError, ConfigTypeError
@@ -218,10 +218,10 @@ class DataParallelTrainer:
         named = self.run_config.preload
         if named is None:
             return ()
-        used = find_preload_modules(self.train_loop_per_worker, self.train_loop_config)
-        # Those of the framework are imported anyway.
-        other = (module for module in used if module not in SAFE_PACKAGES.get(framework, ()))
-        return tuple(dict.fromkeys((*named, *other)))
+        used = find_preload_modules(
+            self.train_loop_per_worker, self.train_loop_config, framework=framework
+        )
+        return tuple(dict.fromkeys((*named, *used)))
 
     def _fit_locally(self) -> Result:
         from spotfit.client.fit import fit_locally

@@ -94,6 +94,12 @@ def test_imports_after_a_change_of_the_environment_are_not_found(
     assert "fit.not_preloaded: the training function changes environment" in capsys.readouterr().err
 
 
+def test_the_framework_is_imported_anyway(project: ModuleType) -> None:
+    found = find_preload_modules(project.uses_arrays, framework="torch")
+    assert "numpy" in found
+    assert not {"torch", "torch._dynamo"} & set(found)
+
+
 def wrap_in_partial(function: Callable[[], Any]) -> Any:
     return functools.partial(lambda fn: fn(), function)
 
@@ -138,7 +144,7 @@ def test_the_models_that_the_caller_has_loaded_are_found(
 )
 def test_the_imports_of_a_script_are_found(tmp_path: Path, text: str, modules: set[str]) -> None:
     (tmp_path / "train.py").write_text(text)
-    assert set(find_script_modules(tmp_path / "train.py")) == modules
+    assert set(find_script_modules(tmp_path / "train.py", framework="none")) == modules
 
 
 def test_cycles_and_large_containers_end() -> None:
