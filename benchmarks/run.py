@@ -38,8 +38,10 @@ def _checkpointer(name: str, *flags: str) -> tuple[str, ...]:
 # Name of the result file: script and its flags.
 FIGURES: dict[str, tuple[str, ...]] = {
     "fit_to_first_line": ("fit_to_first_line.py",),
+    "fit_to_first_step": ("fit_to_first_step.py",),
     "second_fit": ("second_fit.py",),
     "worker_killed": ("worker_killed.py",),
+    "worker_killed_early": ("worker_killed.py", "--early"),
     "worker_killed_often": ("worker_killed.py", "--count", "200"),
     "report_calls": ("report_calls.py",),
     "ddp_steps": ("ddp_steps.py",),

@@ -2,6 +2,7 @@
 
 The worker records the time and kills itself between two steps; every rank in turn. With
 `--count 200` spotfit alone is killed that often, 25 times per fit(), and every recovery counts.
+With `--early` one worker is killed, two seconds after its function was called.
 """
 
 import argparse
@@ -20,6 +21,7 @@ WORKERS = 4
 # Each rank is killed once.
 KILLS = WORKERS
 KILLS_WHEN_COUNTED = 25
+EARLY_S = 2.0
 LIMIT_S = 90.0
 
 
@@ -27,8 +29,9 @@ def job(setting: Setting) -> Job:
     return killed(KILLS)
 
 
-def killed(kills: int) -> Job:
-    return Job("survive", {"kills": kills, "victim": "worker"}, workers=WORKERS, max_failures=kills)
+def killed(kills: int, *, after_s: float = 0.0) -> Job:
+    config = {"kills": kills, "victim": "worker", "kill_after_s": after_s}
+    return Job("survive", config, workers=WORKERS, max_failures=kills)
 
 
 def read(run: Run) -> Reading | None:
@@ -66,14 +69,30 @@ FIGURE_COUNTED = replace(
 )
 
 
-def kills_to_count() -> int:
+FIGURE_EARLY = replace(
+    FIGURE,
+    name="worker_killed_early",
+    title=f"the same, one worker killed {EARLY_S:g} s after its function was called",
+    job=lambda _: killed(1, after_s=EARLY_S),
+    peer_targets=(PeerTarget(TORCHRUN_TUNED, target=20.0),),
+    also=(),
+)
+
+
+def own_arguments() -> argparse.Namespace:
+    """Remove the arguments of this program from `sys.argv`, and return them."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--count", type=int, default=0)
-    return int(parser.parse_known_args()[0].count)
+    parser.add_argument("--early", action="store_true")
+    known, sys.argv[1:] = parser.parse_known_args()
+    return known
 
 
 if __name__ == "__main__":
-    if wanted := kills_to_count():
-        main_alone(FIGURE_COUNTED, runs=-(-wanted // KILLS_WHEN_COUNTED))
+    own = own_arguments()
+    if own.count:
+        main_alone(FIGURE_COUNTED, runs=-(-own.count // KILLS_WHEN_COUNTED))
+    elif own.early:
+        main(FIGURE_EARLY)
     else:
         main(FIGURE)

@@ -48,6 +48,7 @@ def first_line(config: Config) -> None:
 
 def survive(config: Config) -> None:
     """Train in attempts of a few steps; in each but the last, a worker or a node is killed."""
+    entered = time.time()
     api, rank, attempt = _api(config), _rank(config), _kill_count(config)
     step = _step_of(api.get_checkpoint())
     for nth, _ in enumerate(_steps(STEPS_PER_ATTEMPT)):
@@ -57,6 +58,7 @@ def survive(config: Config) -> None:
         if nth == SAVED_AFTER:
             _save(api, rank, step)
         if nth == STEPS_BEFORE_KILL - 1 and attempt < config["kills"]:
+            time.sleep(max(0.0, entered + config.get("kill_after_s", 0.0) - time.time()))
             {"worker": _kill_worker, "node": _kill_node}[config["victim"]](config, attempt)
 
 

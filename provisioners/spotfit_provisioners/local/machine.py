@@ -2,8 +2,8 @@
 
 A machine runs the agents of one node after the other. The first node is given on the command line,
 further ones by the driver that owns the machine. Its fork servers are kept between nodes, so that
-the framework is imported only once. With `--wait <root> <slots> <framework>` the machine imports
-the framework at once, and reads its first node from standard input.
+the framework is imported only once. With `--wait <root> <slots> <framework> [module …]` the machine
+imports the framework and the modules at once, and reads its first node from standard input.
 
     state      | event                                       | next
     -----------|---------------------------------------------|----------------------------
@@ -55,8 +55,9 @@ def main(arguments: Sequence[str]) -> int:
     # A shell starts background jobs with SIGINT ignored; agents and workers need the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[0] == prewarm.WAIT_FLAG:
+        _, root, slots, framework, *preload = arguments
         return _serve_when_assigned(
-            LocalCloudDir(Path(arguments[1])), int(arguments[2]), arguments[3]
+            LocalCloudDir(Path(root)), int(slots), framework=framework, preload=preload
         )
     path = Path(arguments[0])
     first, me = LocalNode(LocalCloudDir(path.parents[2]), path), current_process()
@@ -66,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         return _serve_all(first, home, fork_servers)
 
 
-def _serve_when_assigned(root: LocalCloudDir, slots: int, framework: str) -> int:
+def _serve_when_assigned(
+    root: LocalCloudDir, slots: int, *, framework: str, preload: Sequence[str]
+) -> int:
     """Import the framework in a fork server, then serve the node that the driver sends."""
     me = current_process()
     with _machine_dir(root, me) as home, contextlib.closing(ForkServerPool()) as fork_servers:
@@ -74,9 +77,8 @@ def _serve_when_assigned(root: LocalCloudDir, slots: int, framework: str) -> int
         env.replace_all(
             inherited | machine_pool.ownership_variables(root, machine_pool.inherited_environment())
         )
-        fork_servers.get_or_start(
-            RuntimeKey.of(framework, sys.executable, build_worker_environment(slots, {}))
-        )
+        variables = build_worker_environment(slots, {})
+        fork_servers.get_or_start(RuntimeKey.of(framework, sys.executable, variables, preload))
         first = prewarm.read_first_node(root)
         return _serve_all(first, home, fork_servers) if first is not None and first.claim(me) else 0
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 
 MACHINE_COMMAND = (sys.executable, "-P", "-m", "spotfit_provisioners.local.machine")
 WAIT_FLAG = "--wait"
-"""Replaces the node directory on the command line; root, slots and framework follow."""
+"""Replaces the node directory on the command line; root, slots, framework and further modules to
+import follow."""
 
 
 class WarmMachine(NamedTuple):
@@ -39,15 +40,17 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def warm_machines(root: LocalCloudDir, nodes: int, slots: int, framework: str) -> Iterator[None]:
+def warm_machines(root: LocalCloudDir, nodes: int, arguments: Sequence[str]) -> Iterator[None]:
     """Keep `nodes` prewarmed machines inside the context; end those without a node afterwards.
 
-    Starts none if this process is a machine itself: its machines would belong to its driver.
+    `arguments` are the number of workers of a machine, the framework, and further modules to
+    import, for its command line. Starts none if this process is a machine itself: its machines
+    would belong to its driver.
     """
     started: list[WarmMachine] = []
     try:
         if machine_pool.owner_process() == current_process():
-            started += _start_machines(root, nodes, slots=slots, framework=framework)
+            started += _start_machines(root, nodes, arguments)
         yield
     finally:
         with _lock:
@@ -90,7 +93,7 @@ def read_first_node(root: LocalCloudDir) -> LocalNode | None:
 
 
 def _start_machines(
-    root: LocalCloudDir, nodes: int, *, slots: int, framework: str
+    root: LocalCloudDir, nodes: int, arguments: Sequence[str]
 ) -> Iterator[WarmMachine]:
     environment = machine_pool.inherited_environment()
     for _ in range(nodes):
@@ -98,7 +101,7 @@ def _start_machines(
         # Locked, so that no other process collects the root as unused before the machine exists.
         with root.lock():
             process = processes.start_detached(
-                [*MACHINE_COMMAND, WAIT_FLAG, str(root.path), str(slots), framework],
+                [*MACHINE_COMMAND, WAIT_FLAG, str(root.path), *arguments],
                 environment=environment | machine_pool.ownership_variables(root, environment),
                 directory=root.path,
                 output=Path(os.devnull),

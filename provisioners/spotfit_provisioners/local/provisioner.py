@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,16 +94,18 @@ class LocalProvisioner:
             token=request.token, provisioner=self.name, num_nodes=nodes, slots_per_node=slots
         )
 
-    def prewarm(self, plan: GroupPlan, framework: str) -> AbstractContextManager[None]:
+    def prewarm(
+        self, plan: GroupPlan, framework: str, preload: Sequence[str] = ()
+    ) -> AbstractContextManager[None]:
         """Start the machines in advance, so that they import the framework meanwhile.
 
-        Starts none if machines run already, which may be waiting for a run, or if capacity is
-        missing.
+        `preload` has further modules to import, as in `RunSpec.preload`. Starts none if machines
+        run already, which may be waiting for a run, or if capacity is missing.
         """
         has_machines = any(machine.is_alive for machine in self._cloud_dir.machines())
         nodes = 0 if has_machines or self._capacity_refusal(plan.num_nodes) else plan.num_nodes
         return prewarm.warm_machines(
-            self._cloud_dir, nodes, slots=plan.slots_per_node, framework=framework
+            self._cloud_dir, nodes, [str(plan.slots_per_node), framework, *preload]
         )
 
     def offers(self, request: GroupRequest) -> OfferListing:

@@ -78,6 +78,8 @@ class ProcessLauncher:
             may take minutes.
         slots: The number of worker slots of this node.
         on_broken: Called with the permanent error if no process can be started on this node.
+        on_slow_starts: Called with a sentence for the user if processes of this node start slowly,
+            because a module cannot be imported before they are forked.
     """
 
     def __init__(
@@ -88,12 +90,14 @@ class ProcessLauncher:
         unpack: Callable[[RunSpec], PreparedRuntimeEnv],
         slots: int,
         on_broken: Callable[[WorkerRaised], None],
+        on_slow_starts: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._fork_servers = fork_servers
         self._unpack_environment = unpack
         self._slots = slots
         self._on_broken = on_broken
+        self._on_slow_starts = on_slow_starts
         self._spawner = Spawner(loop)
         self._runtime_key: RuntimeKey | None = None
         """What processes are started from; None until the environment is unpacked."""
@@ -124,7 +128,7 @@ class ProcessLauncher:
         Also True without a fork server, where processes are spawned and never become warm.
         """
         # Without a fork server nothing will become warmer: do not make the leader wait.
-        return self._fork_server is None or self._fork_server.is_fully_warm
+        return self._fork_server is None or self._fork_server.is_ready
 
     def prepare(self, spec: RunSpec) -> None:
         """Start to unpack the environment in a thread, and to import the framework meanwhile.
@@ -133,8 +137,9 @@ class ProcessLauncher:
         failed launches.
         """
         # Most runs set no environment variables: then this fork server is the one that is used.
+        variables = build_worker_environment(self._slots, {})
         self._use_fork_server(
-            RuntimeKey.of(spec.framework, sys.executable, build_worker_environment(self._slots, {}))
+            RuntimeKey.of(spec.framework, sys.executable, variables, spec.preload)
         )
         self._spec = spec
         self._start_unpacking(spec)
@@ -259,7 +264,9 @@ class ProcessLauncher:
         self._is_unpacking = False
         if isinstance(outcome, PreparedRuntimeEnv):
             variables = build_worker_environment(self._slots, outcome.env_vars)
-            self._runtime_key = RuntimeKey.of(spec.framework, outcome.python, variables)
+            self._runtime_key = RuntimeKey.of(
+                spec.framework, outcome.python, variables, spec.preload
+            )
             self._use_fork_server(self._runtime_key)
         else:
             log.error("worker_pool.unpack_failed", reason=str(outcome))
@@ -314,12 +321,10 @@ class ProcessLauncher:
                 case ChildExited(request_id=serial, wait_status=status):
                     if serial in self._launches_by_serial:
                         self._launches_by_serial.pop(serial).child.on_reaped(status)
-                case ForkUnsafe(reason=reason):
-                    log.info(
-                        "fork_server.fork_unsafe",
-                        framework=fork_server.runtime_key.framework,
-                        reason=reason,
-                    )
+                case ForkUnsafe():
+                    text = _describe_unsafe_import(message, fork_server.runtime_key)
+                    log.warning("fork_server.fork_unsafe", module=message.module, text=text)
+                    self._on_slow_starts(text)
                 case ForkServerReady():
                     log.debug("fork_server.ready", framework=fork_server.runtime_key.framework)
 
@@ -364,6 +369,17 @@ def unpack_environment(
     draft.write_bytes(envelope)
     draft.rename(directory / bundle_ref.sha256)
     return prepare_runtime_env(payload.runtime_env, store=store, scratch_dir=scratch)
+
+
+def _describe_unsafe_import(unsafe: ForkUnsafe, runtime_key: RuntimeKey) -> str:
+    module = unsafe.module
+    consequence = (
+        f"Therefore {module} is not preloaded: every worker imports it at each start. It must not "
+        "compute, nor start threads, when it is imported."
+        if module in runtime_key.preload
+        else "Therefore workers are not forked: each imports everything at each start."
+    )
+    return f"The import of {module} cannot precede a fork: {unsafe.reason}. {consequence}"
 
 
 def _fail(launch: ProcessLaunch, error: Exception) -> None:

@@ -96,7 +96,10 @@ class ProcessWorkerPool:
             unpack=partial(unpack_environment, store=store, key=key, scratch=self._scratch),
             slots=slots,
             on_broken=lambda raised: self._events.append(EnvironmentBroken(raised)),
+            on_slow_starts=self._on_slow_starts,
         )
+        self._slow_starts: list[str] = []
+        """Sentences for the user that were not shown yet."""
         self._workers: dict[int, ChildProcess] = {}
         self._round = -1
         """The round of `_workers`."""
@@ -276,6 +279,7 @@ class ProcessWorkerPool:
         )
         # Before the launch, which reports the exit of a process that cannot be started.
         self._workers[start.rank] = child
+        self._report_slow_starts()
         self._round = start.round
         child.send(encode(start))  # read by the worker once it has started
         self._launcher.launch(
@@ -287,6 +291,17 @@ class ProcessWorkerPool:
                 restart=partial(self._start_worker, start),
             )
         )
+
+    def _on_slow_starts(self, text: str) -> None:
+        self._slow_starts.append(text)
+        self._report_slow_starts()
+
+    def _report_slow_starts(self) -> None:
+        # By one node only: usually all nodes have the same software.
+        if 0 in self._workers:
+            for text in self._slow_starts:
+                self._logs.add_line(-1, keys.RUN_RANK, "err", text)
+            self._slow_starts.clear()
 
     def _on_worker_messages(self, round_number: int, rank: int, frames: list[bytes]) -> None:
         # A late message of an earlier round says nothing about the worker that has the rank now.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from spotfit.cli import render
+from spotfit.client.preload import find_script_modules
 from spotfit.client.run_config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer, TorchTrainer
 from spotfit.core.errors import ConfigError
@@ -104,6 +105,9 @@ def run(
             training_time_s=training_time or None,
             budget_usd=budget,
             fallback=fallback or None,  # type: ignore[arg-type]  # checked by RunConfig
+            preload=find_script_modules(working_dir / path, framework=framework)
+            if path is not None and not module
+            else (),
         )
     )
     checks.raise_all()

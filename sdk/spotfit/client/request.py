@@ -103,6 +103,8 @@ class FitRequest:
     datasets: dict[str, Any] = field(default_factory=dict)
     dataset_config: DataConfig = field(default_factory=DataConfig)
     validation: ValidationConfig | None = None
+    preload: tuple[str, ...] = ()
+    """Modules that fork servers import in addition to those of the framework."""
 
     def resolve_provisioner(self) -> tuple[str, dict[str, Any]]:
         """Return provisioner name and options, such as ("aws_batch", {"queues": ("spot",)}).
@@ -183,6 +185,7 @@ class FitRequest:
             ),
             framework=self.framework,
             framework_options=self.framework_options,
+            preload=self.preload,
             code_bundle=code_bundle,
             provisioner=provisioner,
             provisioner_options=options,
@@ -413,7 +416,9 @@ def prewarm_backend(request: FitRequest) -> Iterator[None]:
     with ExitStack() as prewarming:
         try:
             group = plan_group(request)
-            prewarming.enter_context(prewarm(group.provisioner, group.plan, request.framework))
+            prewarming.enter_context(
+                prewarm(group.provisioner, group.plan, request.framework, request.preload)
+            )
         # OSError: starting a process may fail for lack of memory or process ids.
         except (SpotfitError, OSError) as error:
             log.debug("fit.prewarm_skipped", reason=str(error))

@@ -68,6 +68,10 @@ class RunConfig:
     Default: "on_demand" with a deadline, else "never".
     `training_time_s`: how long the training takes with all workers, in seconds, as text such as
     "40h" or as a `timedelta`. Once the progress was measured, the longer one of both counts.
+    `preload`: installed modules that machines import once, before they start workers, such as
+    ("tokenizers", "my_package.models"): in addition to those of the training framework, and to
+    those that the training function is seen to use. They must not compute, nor start threads, when
+    they are imported. None: only those of the framework.
     Raises `ConfigError` for invalid values, and `DeprecationWarning` for removed arguments.
     """
 
@@ -89,6 +93,7 @@ class RunConfig:
     budget_usd: float | None = field(default=None, kw_only=True)
     fallback: Literal["on_demand", "never"] | None = field(default=None, kw_only=True)
     training_time_s: float | str | timedelta | None = field(default=None, kw_only=True)
+    preload: Sequence[str] | None = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         # Before the other checks: a script with a removed field was written for older versions.
@@ -110,6 +115,7 @@ class RunConfig:
         self.budget_usd = errors.check(lambda: _check_budget(self.budget_usd))
         self.fallback = errors.check(lambda: _check_fallback(self.fallback))
         self.training_time_s = errors.check(lambda: _check_training_time(self.training_time_s))
+        self.preload = errors.check(lambda: _check_preload(self.preload))
         path: Any = self.storage_path
         if path is None:
             self.storage_path = str(Path(DEFAULT_STORAGE_PATH).expanduser())
@@ -298,6 +304,22 @@ def _check_fallback(fallback: Any) -> Any:
         f"RunConfig(fallback={fallback!r}): fallback must be 'on_demand' or 'never'.",
         do="Write fallback='on_demand' to rent on-demand machines where spot does not suffice.",
     )
+
+
+def _check_preload(preload: Any) -> tuple[str, ...] | None:
+    if preload is None:
+        return None
+    modules = tuple(preload) if isinstance(preload, Sequence) else (preload,)
+    if isinstance(preload, str) or not all(_is_module_name(module) for module in modules):
+        raise ConfigError(
+            f"RunConfig(preload={preload!r}): preload must be a list or tuple of module names.",
+            do="Write preload=('my_package.models',) with names as in an import statement.",
+        )
+    return modules
+
+
+def _is_module_name(value: Any) -> bool:
+    return isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
 
 
 def _check_runtime_env(runtime_env: Any) -> dict[str, Any]:

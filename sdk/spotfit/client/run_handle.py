@@ -643,6 +643,7 @@ def attach_headless_leader(handle: RunHandle, ledger: Ledger, spec: RunSpec) -> 
         secret=key.to_text(),
         notice_sources=provisioner.traits.notice_sources,
         framework=spec.framework,
+        preload=spec.preload,
         storage_credentials=credentials_for_nodes(ledger.store),
     )
     # Synchronous: the driver has nothing else to do during a call of the cloud's API.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spotfit.client.preload import find_preload_modules
 from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
 from spotfit.core.errors import ConfigError, ConfigTypeError
@@ -210,7 +211,17 @@ class DataParallelTrainer:
             datasets=self.datasets,
             dataset_config=self.dataset_config,
             validation=self.validation_config,
+            preload=self._preload_modules(name),
         )
+
+    def _preload_modules(self, framework: str) -> tuple[str, ...]:
+        named = self.run_config.preload
+        if named is None:
+            return ()
+        used = find_preload_modules(
+            self.train_loop_per_worker, self.train_loop_config, framework=framework
+        )
+        return tuple(dict.fromkeys((*named, *used)))
 
     def _fit_locally(self) -> Result:
         from spotfit.client.fit import fit_locally

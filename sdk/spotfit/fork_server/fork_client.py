@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -26,7 +26,6 @@ from spotfit.protocol.agent_fork_server import (
     ChildForked,
     ChildKind,
     ForkChild,
-    ForkServerFullyWarm,
     ForkServerReady,
     ForkUnsafe,
     FromForkServer,
@@ -38,9 +37,11 @@ _PACKET_BYTES = 64 * 1024
 # A run may use two: one before and one after its environment variables are known.
 _MAX_SERVERS = 2
 # Variables that configure the agent itself: the user's code must not see or inherit them.
-_LAUNCH_VARIABLES = AgentLaunchSpec("", RunId(""), "").environment_for(Token(""), 0, 0)
+_LAUNCH_SPEC = AgentLaunchSpec("", RunId(""), "", preload=("sys",))
+_LAUNCH_VARIABLES = _LAUNCH_SPEC.environment_for(Token(""), 0, 0)
 _AGENT_SETTINGS = (env.NOTICE_FILE, env.SCRATCH_DIR, env.HOST, env.PORT, env.STORAGE_KEYS)
 _AGENT_VARIABLES = {*_LAUNCH_VARIABLES, *(setting.name for setting in _AGENT_SETTINGS)}
+_ARROW_MALLOC = "JE_ARROW_MALLOC_CONF"
 # Imports that kill the server twice will do so again: children are spawned instead.
 _MAX_FAILED_STARTS = 2
 
@@ -53,15 +54,24 @@ class RuntimeKey:
     python: str = sys.executable
     variables: tuple[tuple[str, str], ...] = ()
     """Environment variables that must be set before the first import, sorted by name."""
+    preload: tuple[str, ...] = ()
+    """Modules to import in addition to those of the framework, as in `RunSpec.preload`."""
 
     @classmethod
-    def of(cls, framework: str, python: str, variables: dict[str, str]) -> RuntimeKey:
+    def of(
+        cls, framework: str, python: str, variables: dict[str, str], preload: Sequence[str] = ()
+    ) -> RuntimeKey:
         """Return the key of a fork server; equal variables give an equal key in any order.
 
         `framework` is a registered name, such as `"torch"`, `python` the path of the interpreter,
-        and `variables` are the environment variables to set before its first import.
+        `variables` are the environment variables to set before its first import, and `preload` the
+        modules to import in addition to those of the framework.
         """
-        return cls(framework, python, tuple(sorted(variables.items())))
+        return cls(framework, python, tuple(sorted(variables.items())), tuple(preload))
+
+    def includes(self, other: RuntimeKey) -> bool:
+        """Whether a server with this key imports at least what one with the other key imports."""
+        return self == replace(other, preload=self.preload) and {*other.preload} <= {*self.preload}
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of processes with this key, as a new dict.
@@ -76,14 +86,19 @@ def build_worker_environment(slots: int, run_variables: dict[str, str]) -> dict[
     """Return the variables to set for the workers of this node, in addition to the agent's.
 
     `slots` is the number of workers on the node: with more than one, OMP_NUM_THREADS is 1 unless
-    the agent has it. Includes SPOTFIT_STORAGE_KEYS if it is set. `run_variables` ('env_vars' of
-    `worker_runtime_env`) take precedence.
+    the agent has it. Keeps pyarrow from starting a thread, unless the agent has its variable.
+    Includes SPOTFIT_STORAGE_KEYS if it is set. `run_variables` ('env_vars' of `worker_runtime_env`)
+    take precedence.
     """
     # As torchrun does: several workers that each start a thread per core slow each other down.
     limit_threads = slots > 1 and env.lookup("OMP_NUM_THREADS") is None
+    is_arrow_default = env.lookup(_ARROW_MALLOC) is None
     keys = env.read(env.STORAGE_KEYS)  # the credentials of this run's bucket only
     return {
         **({"OMP_NUM_THREADS": "1"} if limit_threads else {}),
+        # The thread that returns free memory outlives a fork: the fork server would be unsafe with
+        # pyarrow, which pandas, scikit-learn, XGBoost and LightGBM import where it is installed.
+        **({_ARROW_MALLOC: "background_thread:false"} if is_arrow_default else {}),
         **({env.STORAGE_KEYS.name: keys} if keys else {}),
         **run_variables,
     }
@@ -99,11 +114,11 @@ class ForkServerClient:
     def __init__(self, runtime_key: RuntimeKey) -> None:
         self.runtime_key = runtime_key
         self.is_ready = False
-        self.is_fully_warm = False
-        """Whether it has also imported the modules of a worker's first steps."""
+        """Whether it has imported what workers need up to their first training step."""
         self.has_forked = False
         """Whether it has ever forked a child."""
-        self.fork_unsafe_reason: str | None = None
+        self.fork_unsafe: ForkUnsafe | None = None
+        """The import after which it cannot fork, if there is one."""
         self._is_closed = False
         self.control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0)
@@ -111,7 +126,12 @@ class ForkServerClient:
         with server_end:
             try:
                 descriptor = server_end.fileno()
-                arguments = [str(descriptor), str(os.getpid()), runtime_key.framework]
+                arguments = [
+                    str(descriptor),
+                    str(os.getpid()),
+                    runtime_key.framework,
+                    *runtime_key.preload,
+                ]
                 self._process = subprocess.Popen(  # noqa: S603 - our own module in a given interpreter
                     [runtime_key.python, "-m", "spotfit.fork_server.server", *arguments],
                     env=runtime_key.environment(),
@@ -131,8 +151,9 @@ class ForkServerClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the fork server still runs and the end of its socket was not read."""
-        return not self._is_closed and self._process.poll() is None
+        """Whether the fork server still runs and can fork; False once its end was read."""
+        is_usable = not self._is_closed and self.fork_unsafe is None
+        return is_usable and self._process.poll() is None
 
     def fork(self, kind: ChildKind, descriptors: Sequence[int]) -> int:
         """Request a child and return the id of the request; does not wait for the fork.
@@ -150,7 +171,7 @@ class ForkServerClient:
         """Return the messages since the last call; None once the fork server has ended.
 
         Does not block: empty if there are none. The agent calls it when `control` is readable.
-        Updates `is_ready`, `is_fully_warm`, `has_forked` and `fork_unsafe_reason`.
+        Updates `is_ready`, `has_forked` and `fork_unsafe`.
         """
         messages: list[FromForkServer] = []
         while True:
@@ -171,10 +192,9 @@ class ForkServerClient:
                 process.kill(self.pid)  # the end of its socket follows
                 continue
             self.is_ready = self.is_ready or isinstance(message, ForkServerReady)
-            self.is_fully_warm = self.is_fully_warm or isinstance(message, ForkServerFullyWarm)
             self.has_forked = self.has_forked or isinstance(message, ChildForked)
             if isinstance(message, ForkUnsafe):
-                self.fork_unsafe_reason = message.reason
+                self.fork_unsafe = message
             messages.append(message)
 
     def kill(self) -> None:
@@ -204,6 +224,10 @@ class ForkServerPool:
         self._servers: dict[RuntimeKey, ForkServerClient] = {}
         self._failed_starts: dict[RuntimeKey, int] = {}
         """The number of servers that died before their first fork."""
+        self._reduced: dict[RuntimeKey, RuntimeKey] = {}
+        """Keys whose servers failed because of `preload`, and those without the cause."""
+        self._unsafe_servers: dict[RuntimeKey, ForkServerClient] = {}
+        """Servers that cannot fork after an import, and have exited."""
 
     def prewarm(self, assignment: AgentAssignment) -> None:
         """Start a fork server for the framework of the assignment, if it names one. Does not wait.
@@ -211,26 +235,31 @@ class ForkServerPool:
         An agent calls it first, because importing the framework takes longest of all. Does nothing
         if that server runs already or children are not forked here; a failure to start is logged.
         """
-        if framework := assignment.launch_spec.framework:
+        launch = assignment.launch_spec
+        if launch.framework:
+            variables = build_worker_environment(assignment.slots, {})
             self.get_or_start(
-                RuntimeKey.of(
-                    framework, sys.executable, build_worker_environment(assignment.slots, {})
-                )
+                RuntimeKey.of(launch.framework, sys.executable, variables, launch.preload)
             )
 
     def get_or_start(self, runtime_key: RuntimeKey) -> ForkServerClient | None:
         """Return the running fork server of that key, starting it if there is none.
 
-        Does not wait for it. It may still be importing: it forks once it is ready. Returns None
-        where children must be spawned as new interpreters instead (`Spawner`): on a system other
-        than Linux, with SPOTFIT_FORK=never, if the framework cannot be forked after its import, if
-        its import has ended the server twice, or if the server could not be started.
+        Does not wait for it. It may still be importing: it forks once it is ready. Modules of
+        `preload` after whose import no process can be forked are left out, and all of them if their
+        import has ended the server twice. Returns None where children must be spawned as new
+        interpreters instead (`Spawner`): on a system other than Linux, with SPOTFIT_FORK=never, if
+        the framework itself has such a module or ends the server, or if the server could not be
+        started.
         """
         if sys.platform != "linux" or env.read(env.FORK_MODE) == "never":
             return None
+        runtime_key = self._resolve(runtime_key)
         server = self._servers.pop(runtime_key, None)  # reinserted below as the latest one used
-        if server is not None and server.fork_unsafe_reason is not None:
-            self._servers[runtime_key] = server  # remembers that this framework cannot be forked
+        if server is not None and server.fork_unsafe is not None:
+            self._unsafe_servers[runtime_key] = server
+            return self._without(runtime_key, server.fork_unsafe.module)
+        if runtime_key in self._unsafe_servers:
             return None
         failed_starts = self._failed_starts.get(runtime_key, 0)
         if server is not None and not server.is_alive:
@@ -241,25 +270,48 @@ class ForkServerPool:
             server.kill()  # closes its socket
             server = None
         if server is None and failed_starts >= _MAX_FAILED_STARTS:
-            return None
+            return self._without(runtime_key, *runtime_key.preload)
         try:
             self._servers[runtime_key] = server = server or ForkServerClient(runtime_key)
         except OSError as error:  # a start of a worker would fail likewise, and is reported
             log.warning("fork_server.start_failed", reason=str(error))
         return server
 
+    def _without(self, runtime_key: RuntimeKey, *modules: str) -> ForkServerClient | None:
+        """Return the server that preloads all but these modules; None if they are not preloaded."""
+        preload = tuple(name for name in runtime_key.preload if name not in modules)
+        if preload == runtime_key.preload:
+            return None
+        self._reduced[runtime_key] = replace(runtime_key, preload=preload)
+        return self.get_or_start(runtime_key)
+
+    def _resolve(self, runtime_key: RuntimeKey) -> RuntimeKey:
+        """Return the key of the server that is used for this one."""
+        while runtime_key in self._reduced:
+            runtime_key = self._reduced[runtime_key]
+        # One that has imported more, for an earlier run, will do.
+        return next((key for key in self._servers if key.includes(runtime_key)), runtime_key)
+
     def evict_unused(self, in_use: RuntimeKey) -> None:
-        """End all servers and their children, except `in_use` and the other one used last."""
-        # The latest other one stays: without variables of a run, it is what the next run needs.
+        """End all servers and their children, except `in_use` and the other one used last.
+
+        Servers that are not in use end also if they are still importing.
+        """
+        in_use = self._resolve(in_use)
         unused = [key for key in self._servers if key != in_use]
-        for key in unused[: -(_MAX_SERVERS - 1)]:
+        # Their imports would delay those of the server in use.
+        importing = [key for key in unused if not self._servers[key].is_ready]
+        # The latest other one stays: without variables of a run, it is what the next run needs.
+        ready = [key for key in unused if self._servers[key].is_ready]
+        for key in (*importing, *ready[: -(_MAX_SERVERS - 1)]):
             self._servers.pop(key).kill()
 
     def close(self) -> None:
         """End all fork servers and their children, and forget them. Idempotent."""
-        for server in self._servers.values():
-            server.kill()
-        self._servers.clear()
+        for servers in (self._servers, self._unsafe_servers):
+            for server in servers.values():
+                server.kill()
+            servers.clear()
 
 
 # --- Starts user processes as new interpreters where forking is unsafe (macOS ---------------------

@@ -53,15 +53,16 @@ value has at most `MAX_GATHERED_BYTES`.
 class Framework(Protocol):
     """Adapter of one training library. It runs in the worker process, one instance per round.
 
-    The fork server of a node also creates one, to read `preload_stages`.
+    The fork server of a node also creates one, to read `preload_modules`.
     """
 
     @property
-    def preload_stages(self) -> tuple[tuple[str, ...], ...]:
-        """Modules that the fork server imports before it forks workers, most urgent stage first.
+    def preload_modules(self) -> tuple[str, ...]:
+        """Modules that the fork server imports before it forks workers, in their order.
 
-        The first stage is imported before the first fork, the others while workers may be forked.
-        They must not start threads or initialize an accelerator: neither survives a fork.
+        All that workers import up to their first training step, also within the library. They must
+        not start threads or initialize an accelerator: neither survives a fork. Those that are not
+        installed are left out.
         """
         ...
 
@@ -102,7 +103,7 @@ class Framework(Protocol):
 class NoFramework:
     """Framework of functions that use no training library: nothing to import, no group."""
 
-    preload_stages: tuple[tuple[str, ...], ...] = ()
+    preload_modules: tuple[str, ...] = ()
     sees_peer_devices = False
 
     def environment(self, start: StartWorker) -> dict[str, str]:

@@ -72,6 +72,7 @@ SCRATCH_DIR = EnvVar("SPOTFIT_SCRATCH", str, "", "scratch directory of this node
 FRAMEWORK = EnvVar(
     "SPOTFIT_FRAMEWORK", str, "", "framework to import before the node is assigned to a run"
 )
+PRELOAD = EnvVar("SPOTFIT_PRELOAD", str, "", "modules to import with SPOTFIT_FRAMEWORK, as 'a,b.c'")
 DEVICES = EnvVar("SPOTFIT_DEVICES", str, "", "accelerators to use, as 'cuda:0,cuda:1'")
 NOTICE_FILE = EnvVar("SPOTFIT_NOTICE_FILE", str, "", "file whose creation is a preemption notice")
 SIGNAL_GRACE_S = EnvVar(

@@ -175,6 +175,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     framework: str = "none"
     framework_options: dict[str, Any] = {}
+    preload: tuple[str, ...] = ()
+    """Modules that fork servers import in addition to those of the framework, such as
+    "transformers" or, for packages that import on demand, "transformers.Trainer"."""
     # Plain data: `model` must not import `code`.
     code_bundle: dict[str, Any] = {}
     """`CodeBundleRef` as plain data: object keys of the sealed function, callbacks and code."""

@@ -34,18 +34,16 @@ class ForkChild(msgspec.Struct, frozen=True, kw_only=True, tag="fork_child"):
 
 
 class ForkServerReady(msgspec.Struct, frozen=True, kw_only=True, tag="fork_server_ready"):
-    """The modules that a worker needs to start are imported; a fork takes milliseconds now."""
-
-
-class ForkServerFullyWarm(msgspec.Struct, frozen=True, kw_only=True, tag="fork_server_fully_warm"):
-    """The modules that a worker's first training steps need are imported, too."""
+    """What workers need up to their first training step is imported; a fork takes milliseconds."""
 
 
 # A forked child has only the forking thread; locks that other threads held stay locked there.
 class ForkUnsafe(msgspec.Struct, frozen=True, kw_only=True, tag="fork_unsafe"):
-    """The process has threads and cannot fork; children must be spawned as new interpreters."""
+    """The process cannot fork after this import, and exits."""
 
+    module: str
     reason: str
+    """What the import has left behind, such as threads."""
 
 
 class ChildForked(msgspec.Struct, frozen=True, kw_only=True, tag="child_forked"):
@@ -64,4 +62,4 @@ class ChildExited(msgspec.Struct, frozen=True, kw_only=True, tag="child_exited")
     """The status returned by `os.waitpid`."""
 
 
-FromForkServer = ForkServerReady | ForkServerFullyWarm | ForkUnsafe | ChildForked | ChildExited
+FromForkServer = ForkServerReady | ForkUnsafe | ChildForked | ChildExited

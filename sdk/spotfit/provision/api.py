@@ -190,18 +190,19 @@ def find_group(
 
 
 def prewarm(
-    provisioner: Provisioner, plan: GroupPlan, framework: str
+    provisioner: Provisioner, plan: GroupPlan, framework: str, preload: Sequence[str] = ()
 ) -> AbstractContextManager[object]:
     """Return a context in which machines for `plan` may already import `framework`.
 
-    `framework` is the name of its entry point, such as "torch". Optional: a backend implements
-    `prewarm(plan, framework)` only if a machine is free of charge before it is submitted; for
-    others the context does nothing. `submit` uses prewarmed machines; leaving the context ends the
-    others.
+    `framework` is the name of its entry point, such as "torch", and `preload` has further modules
+    to import, as in `RunSpec.preload`. Optional: a backend implements
+    `prewarm(plan, framework, preload)` only if a machine is free of charge before it is submitted;
+    for others the context does nothing. `submit` uses prewarmed machines; leaving the context ends
+    the others.
     """
     # Not a part of the protocol, so that backends without it need no empty method (decision 0033).
     method = getattr(provisioner, "prewarm", None)
-    return nullcontext() if method is None else method(plan, framework)
+    return nullcontext() if method is None else method(plan, framework, preload)
 
 
 # --- Console output of machines, as stored by their backend ---------------------------------------

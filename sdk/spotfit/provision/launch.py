@@ -84,6 +84,8 @@ class AgentLaunchSpec:
     notice_sources: tuple[str, ...] = ("signal",)
     framework: str = ""
     """Framework that the fork server imports in advance, before the machine has read the run."""
+    preload: tuple[str, ...] = field(default=(), kw_only=True)
+    """Modules that it imports in addition, as in `RunSpec.preload`."""
     storage_credentials: str = field(default="", repr=False)
     """Credentials for the run's bucket if the machines have none; see `store.url`."""
 
@@ -102,9 +104,11 @@ class AgentLaunchSpec:
         credentials = (
             {"SPOTFIT_STORAGE_KEYS": self.storage_credentials} if self.storage_credentials else {}
         )
+        preload = {"SPOTFIT_PRELOAD": ",".join(self.preload)} if self.preload else {}
         return (
             node_index
             | credentials
+            | preload
             | {
                 "SPOTFIT_RUN_URL": self.run_url,
                 "SPOTFIT_RUN_ID": self.run_id,
@@ -171,6 +175,7 @@ class AgentAssignment:
                 filter(None, environment.get("SPOTFIT_NOTICES", "signal").split(","))
             ),
             framework=environment.get("SPOTFIT_FRAMEWORK", ""),
+            preload=tuple(filter(None, environment.get("SPOTFIT_PRELOAD", "").split(","))),
             storage_credentials=environment.get("SPOTFIT_STORAGE_KEYS", ""),
         )
         node, slots = (

@@ -24,6 +24,7 @@ from spotfit.protocol.agent_fork_server import (
     EXIT_FORK_SERVER_DIED,
     ChildForked,
     ChildKind,
+    ForkUnsafe,
     FromForkServer,
 )
 from spotfit.protocol.worker_agent import WorkerRaised
@@ -51,7 +52,7 @@ class FakeForkServer:
 
     def __init__(self, runtime_key: RuntimeKey) -> None:
         self.runtime_key = runtime_key
-        self.is_fully_warm = False
+        self.is_ready = False
         self.is_alive = True
         self.control, self._server_end = socket.socketpair()
         self._messages: list[FromForkServer] | None = None
@@ -104,6 +105,7 @@ class Launched:
         self.broken: list[WorkerRaised] = []
         self.failures: list[WorkerRaised] = []
         self.exits: list[str] = []
+        self.slow_starts: list[str] = []
         self.restarts = 0
         self.launcher = ProcessLauncher(
             loop,
@@ -111,6 +113,7 @@ class Launched:
             unpack=self._unpack,
             slots=1,
             on_broken=self.broken.append,
+            on_slow_starts=self.slow_starts.append,
         )
 
     def _unpack(self, spec: RunSpec) -> PreparedRuntimeEnv:
@@ -235,6 +238,22 @@ def test_a_launch_after_the_death_of_the_fork_server_ends_the_launches_before_it
     assert launched.fork_servers.started[-1].forked == ["uploader"]
 
 
+@pytest.mark.parametrize(
+    ("module", "consequence"),
+    [("jax_model", "every worker imports it at each start"), ("torch", "workers are not forked")],
+)
+def test_an_import_that_prevents_forks_is_reported_to_the_user(
+    launched: Launched, module: str, consequence: str
+) -> None:
+    launched.launcher.prepare(msgspec.structs.replace(SPEC, preload=("jax_model",)))
+    (server,) = launched.fork_servers.started
+    server.report(ForkUnsafe(module=module, reason="it has started threads"))
+    launched.until(lambda: bool(launched.slow_starts))
+    (text,) = launched.slow_starts
+    assert f"The import of {module} cannot precede a fork: it has started threads." in text
+    assert consequence in text
+
+
 def test_messages_about_children_of_an_earlier_run_are_ignored(launched: Launched) -> None:
     launched.prepare()
     (server,) = launched.fork_servers.started
@@ -248,7 +267,7 @@ def test_a_launcher_is_warm_with_a_warm_fork_server_or_none(launched: Launched) 
     is_warm = [launched.launcher.is_warm]
     launched.prepare()
     is_warm.append(launched.launcher.is_warm)
-    launched.fork_servers.started[-1].is_fully_warm = True
+    launched.fork_servers.started[-1].is_ready = True
     is_warm.append(launched.launcher.is_warm)
     assert is_warm == [True, False, True]
 

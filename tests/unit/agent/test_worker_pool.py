@@ -34,6 +34,7 @@ from spotfit.core.ids import AgentId, RunId
 from spotfit.fork_server.child_process import ChildProcess
 from spotfit.fork_server.fork_client import ForkServerPool, RuntimeKey, build_worker_environment
 from spotfit.host.event_loop import EventLoop
+from spotfit.ledger import keys
 from spotfit.model.events import FailureCause
 from spotfit.model.spec import HangDetectionConfig, RunSpec
 from spotfit.protocol.agent_sidecar import UploadDone, UploadError
@@ -66,6 +67,7 @@ MISSING_BUNDLE = {"sha256": "0" * 64, "size_bytes": 1, "function_name": "train"}
 def test_several_workers_get_one_openmp_thread_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert build_worker_environment(1, {}) == {}
     assert build_worker_environment(4, {"A": "b"}) == {"OMP_NUM_THREADS": "1", "A": "b"}
@@ -403,6 +405,17 @@ def test_a_replica_that_is_confirmed_before_events_are_drained_is_not_lost(
     pool.record_replica(3, 1, 9, "10.0.0.1:5")
     assert pool.drain_events() == [], "the event loop records it"
     assert events_of(pool, 1) == [ReplicaConfirmed(3, 1, step=9, peer_store="10.0.0.1:5")]
+
+
+@pytest.mark.parametrize(("rank", "reports"), [(0, 1), (1, 0)])
+def test_slow_starts_are_reported_by_the_node_with_rank_0(
+    pool: ProcessWorkerPool, monkeypatch: pytest.MonkeyPatch, rank: int, reports: int
+) -> None:
+    lines: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(pool._logs, "add_line", lambda *line: lines.append(line))
+    pool._launcher._on_slow_starts("jax is not preloaded")
+    pool.start([make_start(rank)])
+    assert lines == [(-1, keys.RUN_RANK, "err", "jax is not preloaded")] * reports
 
 
 def test_dump_stacks_without_workers_does_nothing(pool: ProcessWorkerPool) -> None:

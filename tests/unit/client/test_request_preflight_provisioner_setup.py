@@ -1,6 +1,6 @@
 """Opening the provisioner of a request, and prewarming its backend."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,10 @@ class WarmCloud(FakeProvisioner):
         self.error = error
 
     @contextmanager
-    def prewarm(self, plan: GroupPlan, framework: str) -> Iterator[None]:
-        self.events.append(f"{plan.num_nodes} with {framework}")
+    def prewarm(
+        self, plan: GroupPlan, framework: str, preload: Sequence[str] = ()
+    ) -> Iterator[None]:
+        self.events.append(f"{plan.num_nodes} with {' '.join([framework, *preload])}")
         if self.error is not None:
             raise self.error
         try:
@@ -50,9 +52,10 @@ def test_the_backend_is_prewarmed_within_the_context(
 ) -> None:
     cloud = WarmCloud()
     use_cloud(monkeypatch, cloud)
-    with prewarm_backend(a_request(scaling=ScalingConfig(num_workers=3), framework="torch")):
-        assert cloud.events == ["3 with torch"]
-    assert cloud.events == ["3 with torch", "released"]
+    scaling = ScalingConfig(num_workers=3)
+    with prewarm_backend(a_request(scaling=scaling, framework="torch", preload=("sklearn",))):
+        assert cloud.events == ["3 with torch sklearn"]
+    assert cloud.events == ["3 with torch sklearn", "released"]
 
 
 def test_an_error_ends_prewarming(monkeypatch: pytest.MonkeyPatch) -> None:

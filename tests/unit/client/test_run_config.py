@@ -202,6 +202,19 @@ def test_without_limits_all_four_fields_are_none() -> None:
     assert (run.deadline, run.budget_usd, run.fallback, run.training_time_s) == (None,) * 4
 
 
+@pytest.mark.parametrize(
+    ("preload", "modules"), [((), ()), (["a.b", "c"], ("a.b", "c")), (None, None)]
+)
+def test_modules_to_preload_are_names(preload: Any, modules: Any) -> None:
+    assert RunConfig(preload=preload).preload == modules
+
+
+@pytest.mark.parametrize("preload", ["transformers", ["a-b"], [""], ["a..b"], [pytest], 3])
+def test_an_invalid_module_to_preload_is_rejected(preload: Any) -> None:
+    with pytest.raises(ConfigError, match="preload must be a list or tuple of module names"):
+        RunConfig(preload=preload)
+
+
 def test_worker_runtime_env_is_copied() -> None:
     value = {"env_vars": {"A": "1"}}
     run = RunConfig(worker_runtime_env=value)

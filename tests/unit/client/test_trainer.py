@@ -113,6 +113,32 @@ def test_submit_returns_a_handle(harness: ClientHarness) -> None:
     assert handle.result(timeout_s=30).metrics == {"a": 1}
 
 
+def uses_libraries() -> None:
+    import lightning.pytorch
+    import torch
+
+    print(torch, lightning.pytorch)
+
+
+@pytest.mark.parametrize(
+    ("preload", "expected"),
+    [
+        ((), ("lightning.pytorch",)),
+        (("mine",), ("mine", "lightning.pytorch")),
+        (("lightning.pytorch", "mine"), ("lightning.pytorch", "mine")),
+        (None, ()),
+    ],
+)
+def test_the_spec_has_the_modules_that_the_function_uses_beyond_its_framework(
+    harness: ClientHarness, preload: Any, expected: tuple[str, ...]
+) -> None:
+    run = RunConfig(name="digits", storage_path=harness.storage_path, preload=preload)
+    handle = TorchTrainer(uses_libraries, run_config=run).submit()
+    harness.end_run(FitEnded(outcome="finished"))
+    handle.result(timeout_s=30)
+    assert harness.view.spec.preload == expected
+
+
 def test_without_workers_fit_runs_in_this_process(harness: ClientHarness) -> None:
     here = DataParallelTrainer(
         lambda config: config["x"] + 1,

@@ -5,17 +5,23 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from spotfit.core.ids import RunId, Token
-from spotfit.fork_server.fork_client import ForkServerClient, ForkServerPool, RuntimeKey
+from spotfit.fork_server.fork_client import (
+    ForkServerClient,
+    ForkServerPool,
+    RuntimeKey,
+    build_worker_environment,
+)
 from spotfit.host import process
 from spotfit.protocol.agent_fork_server import (
     ChildExited,
     ChildForked,
-    ForkServerFullyWarm,
     ForkServerReady,
+    ForkUnsafe,
     FromForkServer,
 )
 from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
@@ -76,20 +82,60 @@ def test_a_forked_child_and_its_exit_are_reported(pool: ForkServerPool) -> None:
     assert (exited.request_id, exited.pid) == (request_id, forked.pid)
 
 
-def test_a_server_is_fully_warm_once_it_reports_so(pool: ForkServerPool) -> None:
-    server = start_server(pool)
-    assert not server.is_fully_warm
-    receive(server, ForkServerFullyWarm)
-    assert (server.is_ready, server.is_fully_warm) == (True, True)
-
-
 def test_prewarm_starts_the_server_of_an_assignment(pool: ForkServerPool) -> None:
-    launch = AgentLaunchSpec("/run", RunId("r"), "secret", framework="none")
+    launch = AgentLaunchSpec("/run", RunId("r"), "secret", framework="none", preload=("wave",))
     pool.prewarm(AgentAssignment(launch, Token("t"), 0, 1))
     (started,) = pool._servers.values()
-    assert started.runtime_key.framework == "none"
+    assert (started.runtime_key.framework, started.runtime_key.preload) == ("none", ("wave",))
     pool.prewarm(AgentAssignment(replace(launch, framework=""), Token("t"), 0, 1))
     assert list(pool._servers.values()) == [started], "one server for the framework"
+
+
+def start_preloading(pool: ForkServerPool, folder: Path, *modules: str) -> ForkServerClient:
+    """Start a server that imports modules in `folder`."""
+    variables = {"PYTHONPATH": ":".join([str(folder), *sys.path])}
+    server = pool.get_or_start(RuntimeKey.of("none", sys.executable, variables, modules))
+    assert server is not None
+    return server
+
+
+def test_a_server_that_has_imported_more_is_used(pool: ForkServerPool, tmp_path: Path) -> None:
+    server = start_preloading(pool, tmp_path, "wave", "mailbox")
+    assert start_preloading(pool, tmp_path, "mailbox") is server
+    pool.evict_unused(replace(server.runtime_key, preload=("mailbox",)))
+    assert server.is_alive
+    assert start_preloading(pool, tmp_path, "mailbox", "sched") is not server
+
+
+def test_a_module_that_prevents_forks_is_left_out(pool: ForkServerPool, tmp_path: Path) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    unsafe = start_preloading(pool, tmp_path, "starts_a_thread", "wave")
+    receive(unsafe, ForkUnsafe)
+    server = start_preloading(pool, tmp_path, "starts_a_thread", "wave")
+    assert server.runtime_key.preload == ("wave",)
+    receive(server, ForkServerReady)
+
+
+def test_modules_that_end_the_server_are_left_out(pool: ForkServerPool, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import os\nos._exit(1)")
+    for _ in range(2):
+        server = start_preloading(pool, tmp_path, "ends")
+        assert server.runtime_key.preload == ("ends",)
+        server._process.wait()
+    assert start_preloading(pool, tmp_path, "ends").runtime_key.preload == ()
+
+
+def test_pyarrow_starts_no_thread_unless_the_user_configures_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
+    name = "JE_ARROW_MALLOC_CONF"
+    assert build_worker_environment(1, {})[name] == "background_thread:false"
+    assert build_worker_environment(1, {name: "narenas:1"})[name] == "narenas:1"
+    monkeypatch.setenv(name, "")
+    assert name not in build_worker_environment(1, {})
 
 
 def test_evict_unused_keeps_the_latest_servers(pool: ForkServerPool) -> None:
@@ -98,8 +144,20 @@ def test_evict_unused_keeps_the_latest_servers(pool: ForkServerPool) -> None:
         start_server(pool, N="2"),
         start_server(pool, N="3"),
     )
+    receive(old, ForkServerReady)
+    receive(newer, ForkServerReady)
     pool.evict_unused(newest.runtime_key)
     assert (old.is_alive, newer.is_alive, newest.is_alive) == (False, True, True)
+
+
+def test_evict_unused_ends_servers_that_are_still_importing(
+    pool: ForkServerPool, tmp_path: Path
+) -> None:
+    (tmp_path / "never_imported.py").write_text("import threading\nthreading.Event().wait()")
+    importing = start_preloading(pool, tmp_path, "never_imported")
+    in_use = start_server(pool)
+    pool.evict_unused(in_use.runtime_key)
+    assert (importing.is_alive, in_use.is_alive) == (False, True)
 
 
 def test_a_server_that_dies_before_forking_is_not_restarted_indefinitely(

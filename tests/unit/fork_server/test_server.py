@@ -1,10 +1,9 @@
-"""The fork server: imports, fork safety, and the warm server."""
+"""The fork server: imports, fork safety and children."""
 
 import array
 import importlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -24,8 +23,8 @@ from spotfit.protocol.agent_fork_server import (
     ChildForked,
     ChildKind,
     ForkChild,
-    ForkServerFullyWarm,
     ForkServerReady,
+    ForkUnsafe,
     FromForkServer,
 )
 
@@ -33,14 +32,12 @@ _message_decoder: msgspec.json.Decoder[FromForkServer] = decoder(FromForkServer)
 MessageT = TypeVar("MessageT", bound=FromForkServer)
 
 
-def test_the_first_stage_of_a_framework_is_imported_eagerly() -> None:
-    first, later = server.plan_imports("torch")
-    assert first[0] == "torch"
-    assert "spotfit.worker.main" in first
-    assert "torch._dynamo" in later
-    assert "torch._dynamo" not in first
-    assert "spotfit.sidecar.callbacks_process" in later
-    assert "spotfit.sidecar.callbacks_process" not in first
+def test_modules_of_the_framework_are_imported_before_those_of_the_run() -> None:
+    modules = server.plan_imports("torch", ["pandas", "torch"])
+    assert modules[0] == "torch"
+    assert modules[-1] == "pandas"
+    assert modules.count("torch") == 1
+    assert {"torch._dynamo", "spotfit.worker.main"} < set(modules)
 
 
 def test_every_child_kind_has_a_program() -> None:
@@ -50,16 +47,35 @@ def test_every_child_kind_has_a_program() -> None:
 
 
 def test_an_unknown_framework_does_not_stop_the_server() -> None:
-    assert server.plan_imports("no such framework")[1] == []
+    modules = server.plan_imports("no such framework", ["pandas"])
+    assert {"spotfit.worker.main", "pandas"} < set(modules)
 
 
+@pytest.mark.parametrize("code", ["raise RuntimeError('broken')", "raise SystemExit(3)"])
 def test_a_failing_import_does_not_stop_the_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "breaks_on_import.py").write_text("raise RuntimeError('broken')")
+    (tmp_path / "breaks_on_import.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     server._try_import("breaks_on_import")
     server._try_import("is_not_there")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "fork_server.not_preloaded module=breaks_on_import" in first
+    assert "fork_server.not_preloaded module=is_not_there" in second
+
+
+def test_an_attribute_that_a_package_imports_on_demand_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "lazy_package"
+    package.mkdir()
+    loads = "import importlib\ndef __getattr__(_):\n    return importlib.import_module('heavy')\n"
+    (package / "__init__.py").write_text(loads)
+    (tmp_path / "heavy.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server._try_import("lazy_package.Trainer")
+    assert "heavy" in sys.modules
+    del sys.modules["heavy"], sys.modules["lazy_package"]
 
 
 def test_a_process_with_threads_is_not_fork_safe() -> None:
@@ -79,24 +95,21 @@ def test_a_process_with_threads_is_not_fork_safe() -> None:
         thread.join()
 
 
-# --- the warm server -----------------------------------------------------------------------------
+# --- the process ---------------------------------------------------------------------------------
 
 SERVER_PROGRAM = """
 import socket, sys
 from spotfit.fork_server.server import ForkServer
-fork_server = ForkServer(socket.socket(fileno=int(sys.argv[1])), [], sys.argv[3:])
+fork_server = ForkServer(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:])
 fork_server.install_signal_handlers(int(sys.argv[2]))
 fork_server.serve_forever()
 """
 
 
 class ServerProcess:
-    """A fork server process whose deferred import blocks until the test releases it."""
+    """A fork server process, which can import modules in `folder`."""
 
-    def __init__(self, folder: Path, *later: str) -> None:
-        self._gate = folder / "gate"
-        os.mkfifo(self._gate)
-        (folder / "slow_to_import.py").write_text(f"open({str(self._gate)!r}).read()")
+    def __init__(self, folder: Path, *modules: str) -> None:
         self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(30)
         with server_end:
@@ -107,7 +120,7 @@ class ServerProcess:
                     SERVER_PROGRAM,
                     str(server_end.fileno()),
                     str(os.getpid()),
-                    *later,
+                    *modules,
                 ],
                 env={**os.environ, "PYTHONPATH": ":".join([str(folder), *sys.path])},
                 pass_fds=[server_end.fileno()],
@@ -119,11 +132,6 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._server.pid
-
-    def finish_import(self) -> None:
-        """Release the deferred import."""
-        self._gate.write_text("")
-        self.receive(ForkServerFullyWarm)
 
     def receive(self, kind: type[MessageT]) -> MessageT:
         """Return the next message, which must have that type."""
@@ -159,89 +167,49 @@ class ServerProcess:
 
 @pytest.fixture
 def server_process(tmp_path: Path) -> Iterator[ServerProcess]:
-    server_process = ServerProcess(tmp_path, "slow_to_import")
+    server_process = ServerProcess(tmp_path)
     yield server_process
     server_process.close()
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def test_a_server_without_deferred_modules_is_fully_warm_at_once(tmp_path: Path) -> None:
-    server_process = ServerProcess(tmp_path)
+def test_a_child_is_forked_and_its_exit_reported(server_process: ServerProcess) -> None:
     server_process.receive(ForkServerReady)
-    server_process.receive(ForkServerFullyWarm)
-    assert parent_of(server_process.fork().pid) == server_process.pid
+    forked = server_process.fork()
+    server_process.end_child(forked)
+    exited = server_process.receive(ChildExited)
+    assert (exited.request_id, exited.pid) == (forked.request_id, forked.pid)
+
+
+def test_a_child_requested_during_an_import_is_forked_after_it(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "slow_to_import.py").write_text(f"open({str(gate)!r}).read()")
+    server_process = ServerProcess(tmp_path, "slow_to_import")
+    server_process.request_fork()
+    gate.write_text("")
+    server_process.receive(ForkServerReady)
+    server_process.receive(ChildForked)
     server_process.close()
 
 
-def test_children_are_forked_by_the_warm_server_once_it_is_ready(
-    server_process: ServerProcess,
-) -> None:
-    server_process.receive(ForkServerReady)
-    early = server_process.fork()
-    assert parent_of(early.pid) == server_process.pid
-    server_process.finish_import()
-    late = server_process.fork()
-    warm_server = parent_of(late.pid)
-    assert parent_of(warm_server) == server_process.pid
-    for forked in (late, early):
-        server_process.end_child(forked)
-        exited = server_process.receive(ChildExited)
-        assert (exited.request_id, exited.pid) == (forked.request_id, forked.pid), (
-            "from either server"
-        )
-
-
-def test_a_killed_warm_server_ends_its_children_and_the_first_server_continues(
-    server_process: ServerProcess,
-) -> None:
-    server_process.receive(ForkServerReady)
-    early = server_process.fork()
-    server_process.finish_import()
-    late = server_process.fork()
-    os.kill(parent_of(late.pid), signal.SIGKILL)
-    exited = server_process.receive(ChildExited)
-    assert (exited.request_id, exited.pid, exited.wait_status) == (
-        late.request_id,
-        late.pid,
-        signal.SIGKILL,
+def test_a_module_that_starts_a_thread_is_named(tmp_path: Path) -> None:
+    (tmp_path / "harmless.py").write_text("")
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
-    again = server_process.fork()
-    assert parent_of(again.pid) == parent_of(early.pid) == server_process.pid
-
-
-def test_a_child_requested_from_a_dead_warm_server_is_reported_as_exited() -> None:
-    """A child that was never forked is reported, too."""
-    client_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    server_end.close()
-    warm_server = server.WarmForkServer(pid, client_end)
-    warm_server.is_ready = True
-    warm_server.forward(
-        server._ForkRequest(ForkChild(request_id=7), (os.dup(1), os.dup(1), os.dup(1)))
-    )
-    assert select.select([client_end], [], [], 30)[0], "its socket reports its exit"
-    assert warm_server.read_messages() == [
-        ChildExited(request_id=7, pid=0, wait_status=signal.SIGKILL)
-    ]
-    assert (warm_server.is_dead, warm_server.is_ready) == (True, False)
-    client_end.close()
+    server_process = ServerProcess(tmp_path, "harmless", "starts_a_thread")
+    unsafe = server_process.receive(ForkUnsafe)
+    assert (unsafe.module, "threads" in unsafe.reason) == ("starts_a_thread", True)
+    server_process.close()
 
 
 def test_all_processes_exit_with_the_agent(server_process: ServerProcess) -> None:
     server_process.receive(ForkServerReady)
-    early = server_process.fork()
-    server_process.finish_import()
-    late = server_process.fork()
-    warm_server = parent_of(late.pid)
-    ends = [os.pidfd_open(pid) for pid in (early.pid, late.pid, warm_server, server_process.pid)]
+    forked = server_process.fork()
+    ends = [os.pidfd_open(pid) for pid in (forked.pid, server_process.pid)]
     server_process._control.close()
     for end in ends:
-        assert select.select([end], [], [], 30)[0], "the server continues"
+        assert select.select([end], [], [], 30)[0], "the process continues"
         os.close(end)
 
 

@@ -53,6 +53,13 @@ def test_storage_credentials_are_passed_but_not_shown() -> None:
     assert "SPOTFIT_STORAGE_KEYS" not in LAUNCH.environment_for(Token("t-1"), 0, 1)
 
 
+def test_modules_to_preload_are_passed() -> None:
+    launch = replace(LAUNCH, preload=("lightning.pytorch", "sklearn"))
+    environment = launch.environment_for(Token("t-1"), 0, 1)
+    assert AgentAssignment.from_environment(environment).launch_spec == launch
+    assert "SPOTFIT_PRELOAD" not in LAUNCH.environment_for(Token("t-1"), 0, 1)
+
+
 def test_secrets_are_removed_from_what_a_machine_has_printed() -> None:
     credentials = '{"s3://b ": {"secret_access_key": "wJalrXUtnFEMI", "allow_http": "true"}}'
     launch = replace(LAUNCH, storage_credentials=credentials)

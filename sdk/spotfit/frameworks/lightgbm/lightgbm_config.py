@@ -118,10 +118,7 @@ def check_is_distributed(params: Mapping[str, Any], *, world_size: int) -> None:
 class LightGBMFramework:
     """Framework for LightGBM: provides `get_network_params` in the workers of a round."""
 
-    preload_stages: tuple[tuple[str, ...], ...] = (
-        ("numpy", "cloudpickle"),
-        ("lightgbm", "spotfit.lightgbm.segmented_lightgbm"),
-    )
+    preload_modules: tuple[str, ...] = ("numpy", "lightgbm", "spotfit.lightgbm.segmented_lightgbm")
     sees_peer_devices = False
 
     def __init__(self) -> None:

@@ -16,13 +16,13 @@ class LightningFramework(TorchFramework):
     """Framework of `LightningTrainer`: torch's process group, and Lightning preloaded."""
 
     @property
-    def preload_stages(self) -> tuple[tuple[str, ...], ...]:  # type: ignore[override]  # read only
-        """The stages of torch, then the preferred one of the installed packages of Lightning."""
+    def preload_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # read only
+        """The modules of torch, then the preferred one of the installed packages of Lightning."""
         packages = (
             name for name in LIGHTNING_PACKAGES if importlib.util.find_spec(name.partition(".")[0])
         )
         package = next(packages, None)
         if package is None:
-            return TorchFramework.preload_stages
+            return TorchFramework.preload_modules
         classes = ("spotfit.lightning.lightning_classes", "torchmetrics")
-        return (*TorchFramework.preload_stages, (package, *classes))
+        return (*TorchFramework.preload_modules, package, *classes)

@@ -46,32 +46,28 @@ class TorchFramework:
     _rendezvous: TCPStore | None = None
     """The store at which the function forms the group itself; rank 0 serves it."""
 
-    preload_stages: tuple[tuple[str, ...], ...] = (
-        ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "cloudpickle"),
-        # What the first optimizer imports. Many small modules rather than one large one: a fork
-        # request that arrives meanwhile waits only for the current import.
-        (
-            "numpy",
-            "mpmath",
-            "sympy",
-            "torch.fx.experimental.symbolic_shapes",
-            "torch.distributed._functional_collectives",
-            "torch.distributed.tensor",
-            "torch.distributed.fsdp",
-            "torch.distributed.checkpoint",
-            "torch.distributed.checkpoint.state_dict",
-            "torch._functorch._aot_autograd.descriptors",
-            "torch._dynamo",
-            "torch._inductor.utils",
-            "torch.optim",
-            "torch.utils.serialization.config",
-            "spotfit.torch.checkpoint.checkpointer",
-            "spotfit.torch.checkpoint.shm_arena",
-            "spotfit.torch.checkpoint.data_position",
-            "spotfit.torch.checkpoint.load_plan",
-            "spotfit.torch.checkpoint.optimizer_alloc",
-            "spotfit.torch.checkpoint.deferred_init",
-        ),
+    preload_modules: tuple[str, ...] = (
+        "torch",
+        "torch.distributed",
+        "torch.nn.parallel",
+        "torch.utils.data",
+        "cloudpickle",
+        # What DDP and the first optimizer import when they are created.
+        "torch._dynamo",
+        "torch._functorch._aot_autograd.descriptors",
+        "torch._inductor.utils",
+        "torch.fx.experimental.symbolic_shapes",
+        "torch.distributed._functional_collectives",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "torch.utils.serialization.config",
+        "spotfit.torch.checkpoint.checkpointer",
+        "spotfit.torch.checkpoint.shm_arena",
+        "spotfit.torch.checkpoint.data_position",
+        "spotfit.torch.checkpoint.load_plan",
+        "spotfit.torch.checkpoint.optimizer_alloc",
+        "spotfit.torch.checkpoint.deferred_init",
     )
     # NCCL copies between two GPUs of a node directly only if both are visible to the process.
     sees_peer_devices = True

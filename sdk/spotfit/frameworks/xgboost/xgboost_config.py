@@ -73,9 +73,11 @@ class XGBoostFramework:
     The communicator belongs to the main thread, which calls the training function.
     """
 
-    preload_stages: tuple[tuple[str, ...], ...] = (
-        ("numpy", "cloudpickle"),
-        ("xgboost", "xgboost.tracker", "spotfit.xgboost.segmented_xgboost"),
+    preload_modules: tuple[str, ...] = (
+        "numpy",
+        "xgboost",
+        "xgboost.tracker",
+        "spotfit.xgboost.segmented_xgboost",
     )
     # "device": "cuda" is the first visible GPU: each worker must see its own only.
     sees_peer_devices = False

@@ -30,7 +30,7 @@ def test_one_installed_package_is_preloaded_after_torch(
     fake_lightning.install(monkeypatch, tmp_path, *installed)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     importlib.invalidate_caches()
-    stages = open_framework("lightning").preload_stages
-    torch_stages = TorchFramework().preload_stages
-    assert stages[: len(torch_stages)] == torch_stages
-    assert [stage[0] for stage in stages[len(torch_stages) :]] == ([preloaded] if preloaded else [])
+    modules = open_framework("lightning").preload_modules
+    torch_modules = TorchFramework().preload_modules
+    assert modules[: len(torch_modules)] == torch_modules
+    assert modules[len(torch_modules) :][:1] == ((preloaded,) if preloaded else ())
