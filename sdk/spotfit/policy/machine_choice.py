@@ -29,8 +29,8 @@ from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, offer_choice
 from spotfit.policy.capacity import (
+    has_agents,
     has_machines,
-    occupied_network,
     offer_request_due_s,
     slots_of_offer,
 )
@@ -109,18 +109,16 @@ def _look_s(view: View) -> float:
 
 
 def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
-    """The offers that may be chosen, those of the network of the machines that run."""
+    """The offers that may be chosen, of all networks: machines of another one start beside."""
     cost = view.spec.cost
     if not cost.chooses_offers:
         return []
-    network = occupied_network(view, state)
     possible = [
         offer
         for offer in current_offers(view)
         if offer.price is not None
         and offer.name in cost.machines
         and (offer.market is Market.SPOT or cost.uses_on_demand)
-        and (not network or offer.network in ("", network))
         and (_tokens_of(view, offer.name) or cost_budget.affords(view, state, offer))
     ]
     refused = {offer.name: _refused_s(view, state, offer, now) for offer in possible}
@@ -222,7 +220,7 @@ def _running_offer(
         if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)
-        is_connected = any(one.member.token in tokens for one in state.members.values())
+        is_connected = any(has_agents(state, token) for token in tokens)
         is_starting = any(not _is_refused(view, state, one, now) for one in tokens)
         if is_connected or (is_starting and name in chosen and name not in on_demand):
             offers.append(name)

@@ -50,6 +50,7 @@ from spotfit.policy import (
     election,
     failure_detection,
     machine_choice,
+    network_change,
     offer_prices,
     partial_capacity,
     preemption,
@@ -68,6 +69,7 @@ from spotfit.policy.actions import (
     Wait,
 )
 from spotfit.policy.capacity import (
+    joining_slots,
     next_request_at,
     pending_slots,
     staying_members,
@@ -330,6 +332,7 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     # The request of a group may outlive its machines and would launch replacements.
     connected = {one.member.token for one in state.members.values()}
+    connected |= {one.report.member.token for one in state.standby.values()}
     surplus = capacity.surplus_groups(view, state)
     if surplus:
         yield ReleaseGroups(surplus[0], tuple(surplus[1:]))
@@ -466,9 +469,14 @@ def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
 def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Between rounds, transfer the leadership from a node that leaves to one that stays.
 
-    Otherwise the next round would end when the leader's node does (docs/decisions/0014).
+    Otherwise the next round would end when the leader's node does (docs/decisions/0014). Or to
+    another network, see `network_change`.
     """
     if view.round is not None or state.is_headless:
+        return
+    changed = network_change.change_network(view, state, now)
+    if changed is not None and not _is_training_over(view):
+        yield AppendEvent(changed)
         return
     staying = capacity.staying_members(view, state) or capacity.usable_members(view, state)
     # The longest connected agent is the most likely one to be in good health.
@@ -694,7 +702,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     fill_timeout_at = state.phase.since + view.spec.timing.round_fill_timeout_s
     # After a refusal, the pending machines are not expected soon.
     is_refused = view.last_refusal is not None and now < next_request_at(view, state)
-    may_grow = slots < view.spec.max_workers and pending_slots(view, state) > 0 and not is_refused
+    may_grow = slots < view.spec.max_workers and joining_slots(view, state) > 0 and not is_refused
     if may_grow and now < fill_timeout_at:
         reason = f"slots for {slots} of {view.spec.max_workers} workers; more machines are booting"
         return Wait(fill_timeout_at, reason)
