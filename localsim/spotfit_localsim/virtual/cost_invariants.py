@@ -347,12 +347,26 @@ def find_early_stops(record: CostRecord, limits: CostBounds) -> str | None:
             {offers.get(token) for token in one.tokens} for one in (before, after)
         )
         is_change = offers_before != offers_after and before.cause in _CAUSES_OF_CHANGES
-        if not is_change or after.trains_from_s is None:
+        trains_s = after.trains_from_s
+        if not is_change or trains_s is None or _is_interrupted(record, closed_s, trains_s):
             continue
-        gap_s = after.trains_from_s - closed_s
+        gap_s = trains_s - closed_s
         if gap_s > limits.restart_s:
             return f"no training for {gap_s:.0f} s before round {after.number}"
     return None
+
+
+def _is_interrupted(record: CostRecord, from_s: float, until_s: float) -> bool:
+    """Whether a machine was lost, or received a notice, during a change."""
+    return any(
+        (machine.noticed_at_s is not None and from_s <= machine.noticed_at_s <= until_s)
+        or (
+            machine.ended_at_s is not None
+            and from_s <= machine.ended_at_s <= until_s
+            and record.is_lost(machine)
+        )
+        for machine in record.machines
+    )
 
 
 def _has_loss(record: CostRecord, one: ObservedRound) -> bool:
