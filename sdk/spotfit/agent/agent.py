@@ -324,7 +324,8 @@ class Agent:
             is_connected=self._leader_connection.address is not None,
         )
         yield self._journal_writer.wake_at
-        yield self._leader_connection.wake_at
+        if not self._stands_by:
+            yield self._leader_connection.wake_at
         yield self._validation.wake_at
 
     def _apply_view(self) -> None:

@@ -56,7 +56,9 @@ def change_network(view: View, state: LeaderState, now: float) -> LeaderElected 
     if not successors:
         smallest = max(1, view.spec.min_workers)
         joined = sum(one.member.slots for one in usable_members(view, state))
-        timeout_s = _JOIN_TIMEOUTS * view.spec.timing.rejoin_timeout_s
+        timing = view.spec.timing
+        # They read the change in the storage.
+        timeout_s = timing.journal_poll_interval_s + _JOIN_TIMEOUTS * timing.rejoin_timeout_s
         if joined >= smallest or now < max(phase.since, state.leading_since) + timeout_s:
             return None
         successors = _successors(view, state, is_chosen=False, slots=smallest)

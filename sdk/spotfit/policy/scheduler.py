@@ -332,7 +332,6 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     # The request of a group may outlive its machines and would launch replacements.
     connected = {one.member.token for one in state.members.values()}
-    connected |= {one.report.member.token for one in state.standby.values()}
     surplus = capacity.surplus_groups(view, state)
     if surplus:
         yield ReleaseGroups(surplus[0], tuple(surplus[1:]))
@@ -340,9 +339,12 @@ def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator
         if group.handle is None or group.is_released or group.active_nodes:
             continue
         # A healthy machine, such as one that was replaced: its agent exits by itself.
+        is_in_use = token in connected or (
+            view.stands_by(token) and capacity.has_machines(state, token)
+        )
         lost_at = state.loss_recorded_at.get(token, state.leading_since)
         exit_by = lost_at + capacity.SELF_EXIT_TIMEOUT_S
-        if token in connected and now < exit_by:
+        if is_in_use and now < exit_by:
             yield Wait(min(now + _AGENT_POLL_S, exit_by), "a replaced machine is shutting down")
         else:
             yield ReleaseGroups(token)
@@ -725,6 +727,10 @@ def _wait_for_chosen_machines(view: View, state: LeaderState, now: float) -> Wai
     choice, members = view.market.choice, usable_members(view, state)
     is_moving = any(capacity.is_of_other_offer(view, one.member.token) for one in members)
     if choice is None or not is_moving or now >= until:
+        return None
+    # Those of another network do not connect: the run changes to it, see `network_change`.
+    requests = view.market.requests.items()
+    if any(view.stands_by(token) for token, one in requests if one.offer in choice.workers):
         return None
     chosen = sum(capacity.slots_of_offer(view, state, name) for name in choice.workers)
     if chosen < view.spec.max_workers:
