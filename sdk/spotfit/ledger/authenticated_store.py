@@ -36,8 +36,9 @@ class AuthenticatedStore:
     """The store at a run's root, with MACs on the objects that decisions depend on.
 
     They are cached views, leases, members, reports of agents that stand by, crashes, manifests,
-    name markers, and the reports and the progress of callbacks. `get` of such an object raises `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC
-    otherwise: decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
+    name markers, and the reports and the progress of callbacks. `get` of such an object raises
+    `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC otherwise:
+    decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
     `subtree` and pickling give the plain store, without the key.
     """
 
