@@ -127,7 +127,7 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The offer of its request; None if the backend chooses."""
     is_left: bool = False
     """Whether the run changed to its network, and returned before a round was opened there: its
-    machines are given up."""
+    machines are released."""
     planned_slot: int = -1
     """The slot of its `GroupPlanned`."""
     has_failed_start: bool = False

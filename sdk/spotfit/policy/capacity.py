@@ -614,11 +614,11 @@ def _loss_while_disconnected(
     is_restarting = _is_restarting(view, token, node=node, agent=agent)
     # The new agent has not joined.
     agent = None if is_restarting else agent
-    given_up = _loss_in_other_network(view, state, token, node=node, agent=agent)
+    in_other_network = _loss_in_other_network(view, state, token, node=node, agent=agent)
     if status is not None and status.is_terminated:
         reason: str | None = end_reason(status)
-    elif given_up is not None:
-        return given_up
+    elif in_other_network is not None:
+        return in_other_network
     elif agent in state.standby and agent not in state.disconnected_since:
         reason = None
     elif agent is None or state.is_headless:

@@ -10,7 +10,7 @@ of the old network stand by from then on, those of the new one join its leader.
     enough ready machines of chosen offers | a round is open             | closed after a commit
     enough ready machines of chosen offers | no round                    | handed over
     enough ready machines of any offers    | no round, too few members   | handed over later
-    the run has returned from it without a | a round is open             | machines are given up
+    the run has returned from it without a | a round is open             | machines are released
     round there                            |                             |
 
 The machines of the old network are kept until a round is open in the new one. Until then the run
@@ -67,7 +67,7 @@ def change_network(view: View, state: LeaderState, now: float) -> LeaderElected 
 
 
 def _slots_needed(view: View) -> int:
-    """The slots of the last round, which had machines for so many workers; else all workers."""
+    """The slots of the last round, whose workers had machines; else those of all workers."""
     largest = view.spec.max_workers
     return min(largest, view.last_round.world_size) if view.last_round is not None else largest
 

@@ -133,19 +133,19 @@ def test_the_old_machines_are_kept_until_a_round_is_open_in_the_new_network() ->
     assert moved[0].reason == "it was replaced by machines of another offer"
 
 
-def test_machines_of_a_network_without_a_round_are_given_up() -> None:
+def test_machines_of_a_network_without_a_round_are_abandoned() -> None:
     run = a_changed_run()
     elect(run, 310, 0, network="a")
     run.members.clear()
     run.connect(FIRST)
     assert lost(run, standby=standby(2, 3)) == []
     run.train(312)
-    given_up = lost(run, standby=standby(2, 3))
-    assert [(one.token, one.agent) for one in given_up] == [(SECOND, None)] * 2
-    assert given_up[0].reason == "no round could be opened in its network"
+    abandoned = lost(run, standby=standby(2, 3))
+    assert [(one.token, one.agent) for one in abandoned] == [(SECOND, None)] * 2
+    assert abandoned[0].reason == "no round could be opened in its network"
 
 
-def test_a_headless_leader_gives_up_no_machine_in_another_network() -> None:
+def test_a_headless_leader_abandons_no_machine_in_another_network() -> None:
     run = a_networked_run(chosen="near")
     assert lost(run, is_headless=True, standby=standby(2, 3), leading_since=NOW) == []
 
