@@ -1,4 +1,4 @@
-"""Moves between networks in virtual time: the training continues until the new machines are ready."""
+"""Moves between networks in virtual time: training continues until the new machines are ready."""
 
 from __future__ import annotations
 

@@ -289,6 +289,8 @@ def test_release_before_the_change_is_a_violation() -> None:
     [
         machine("d1", 3050.0, 6195.0, reason="its agent exited"),
         machine("d1", 3050.0, 6240.0, noticed_at_s=6100.0),
+        machine("d1", 3050.0, 6205.0, reason="reclaimed"),
+        machine("d1", 3050.0, 6240.0, noticed_at_s=6210.0),
     ],
 )
 def test_gap_after_a_loss_or_a_notice_is_no_violation(lost: MachineRecord) -> None:
