@@ -1029,7 +1029,7 @@ def network_scenario(seed: int) -> Scenario:
     assert scenario.cost_limits is not None
     return replace(
         scenario,
-        name=f"networks {seed}",
+        name=f"network {seed}",
         market=market,
         cost=structs.replace(
             scenario.cost,
