@@ -304,6 +304,8 @@ class Agent:
             wake_times.append(self._stand_by(now))
         else:
             self._maintain_leader_connection(now)
+            if self._leader or self._leader_connection.leader_observation(now).is_connected:
+                self._standby_reporter.withdraw(now)
         if self._leader is not None:
             wake_times.append(self._leader.tick(now))
             # The tick may have opened or closed a round: act on it now, not in the next tick.

@@ -169,9 +169,11 @@ class Leader:
         self._heartbeat_at = now
         self._wait_until = now
         """When the policies must decide again although nothing was observed."""
-        # Those in another network do not connect to this leader; it replaces their machines.
-        for one in ledger.view.last_round.assignments if ledger.view.last_round else ():
-            self._roster.last_agent_by_node[one.token, one.node] = one.agent
+        last_round = ledger.view.last_round
+        self._former_agents = {
+            (one.token, one.node): one.agent
+            for one in (last_round.assignments if last_round is not None else ())
+        }
         if ledger.view.round is not None:
             # The coordinator of the previous leader is gone, and with it the state of collectives.
             self._rounds.fail(now)
@@ -479,7 +481,9 @@ class Leader:
             disconnected_since=roster.disconnected_since,
             disconnected_in_round=roster.disconnected_in_round,
             notice_received_at=roster.noticed_at,
-            last_agent_by_node=roster.last_agent_by_node,
+            last_agent_by_node={**former, **roster.last_agent_by_node}
+            if (former := self._agents_of_former_network())
+            else roster.last_agent_by_node,
             standby={
                 agent: status
                 for agent, status in self._standby.statuses.items()
@@ -497,6 +501,17 @@ class Leader:
             user_code_error=self._user_code_error(),
         )
         return self._observations.state
+
+    def _agents_of_former_network(self) -> dict[tuple[Token, int], AgentId]:
+        """The agents of the last round before this term that cannot connect to this leader."""
+        view = self._ledger.view
+        if not view.former_network:
+            return {}
+        return {
+            (token, node): agent
+            for (token, node), agent in self._former_agents.items()
+            if view.stands_by(token)
+        }
 
     def _user_code_error(self) -> UserCodeError | None:
         """Return the exception of the user's callbacks, else of the hooks, else None."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from spotfit.control.background_calls import BackgroundCalls
+from spotfit.control.background_calls import BackgroundCalls, RetryingCalls
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger.journal import Ledger
 from spotfit.model.leader_state import StandbyStatus
@@ -34,6 +34,9 @@ class StandbyReporter:
     def __init__(self, ledger: Ledger, background_calls: BackgroundCalls) -> None:
         self._ledger = ledger
         self._background_calls = background_calls
+        self._retrying_calls = RetryingCalls(background_calls)
+        self._token: Token | None = None
+        """The group of this machine, while the storage may have its report."""
         self._renewal = 0
         self._written: StandbyReport | None = None
         self._writing: StandbyReport | None = None
@@ -44,21 +47,39 @@ class StandbyReporter:
 
         Its `renewal` is set here. Returns when to call again; the end of a write wakes the loop.
         """
+        self._token = report.member.token
         if self._writing is None:
             is_changed = self._written is None or report != replace(self._written, renewal=0)
             if not is_changed and now < self._due_at:
                 return self._due_at
             self._renewal += 1
             self._writing = replace(report, renewal=self._renewal)
+        return self._due_at if self._finish_write(interval_s, now) else math.inf
+
+    def withdraw(self, now: float) -> None:
+        """Delete the report of an agent that has joined the run; nothing to do without one.
+
+        Called at each tick; does not block. A leader that finds an old report would wait for the
+        agent, also if its machine is lost later.
+        """
+        if self._token is None or (self._writing is not None and not self._finish_write(0.0, now)):
+            return
+        delete = partial(self._ledger.withdraw_standby, self._token)
+        if self._retrying_calls.run("standby withdrawal", delete, now) is not None:
+            self._token = self._written = None
+
+    def _finish_write(self, interval_s: float, now: float) -> bool:
+        """Start the write, or collect its result; return whether it has ended."""
+        assert self._writing is not None
         publish = partial(self._ledger.publish_standby, self._writing)
         result = self._background_calls.run("standby report", publish)
         if result is None:
-            return math.inf
+            return False
         if result.error is None:
             self._written = self._writing
         self._writing = None
         self._due_at = now + (interval_s if result.error is None else _RETRY_DELAY_S)
-        return self._due_at
+        return True
 
 
 class _Observed(NamedTuple):

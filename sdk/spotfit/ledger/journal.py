@@ -732,6 +732,13 @@ class Ledger:
         """
         self.store.put(keys.standby(report.member.token, self.agent_id), encode(report))
 
+    def withdraw_standby(self, token: Token) -> None:
+        """Delete this agent's `StandbyReport`, once it has joined the run.
+
+        `token` is that of the group of its machine. Idempotent. Blocks; raises `StoreError`.
+        """
+        self.store.delete(keys.standby(token, self.agent_id))
+
     def read_standby(self, tokens: Iterable[Token]) -> list[StandbyReport]:
         """Return the reports of all agents that stand by, or have, on machines of these groups.
 

@@ -234,8 +234,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     notice_received_at: Mapping[AgentId, float] = {}
     """When the leader received each agent's preemption notice, also of agents that have left."""
     last_agent_by_node: Mapping[tuple[Token, int], AgentId] = {}
-    """The agent that was last connected from each node, to this leader or in the last round before
-    its election."""
+    """The agent that was last connected from each node. In another network, the one that took part
+    in the last round before the election of this leader."""
     standby: Mapping[AgentId, StandbyStatus] = {}
     """The agents that are not connected and have renewed their `StandbyReport` within the lease
     timeout."""

@@ -74,6 +74,30 @@ def test_a_failed_write_is_repeated_soon() -> None:
     assert pair.stored == [replace(READY, renewal=2)]
 
 
+def test_a_report_is_deleted_once_the_agent_has_joined() -> None:
+    pair = Pair()
+    pair.reporter.withdraw(0.0)
+    pair.renew(0.0)
+    pair.store.should_fail = lambda: True
+    pair.reporter.withdraw(1.0)
+    pair.store.should_fail = lambda: False
+    pair.reporter.withdraw(2.0)
+    assert pair.stored == []
+    pair.renew(3.0)
+    assert pair.stored == [replace(READY, renewal=2)], "the run has left its network again"
+
+
+def test_a_report_is_deleted_after_its_write() -> None:
+    store, calls = MemoryStore(), DeferredCalls()
+    reporter = StandbyReporter(Ledger(store, RUN_ID, an_agent_id(1)), calls)
+    reporter.report(READY, INTERVAL_S, 0.0)
+    reporter.withdraw(1.0)
+    calls.complete()
+    reporter.withdraw(2.0)
+    calls.complete()
+    assert list(store.list()) == []
+
+
 def test_a_report_does_not_wait_for_its_write() -> None:
     store, calls = MemoryStore(), DeferredCalls()
     reporter = StandbyReporter(Ledger(store, RUN_ID, an_agent_id(1)), calls)
