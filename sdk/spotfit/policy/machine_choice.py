@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace as replace_struct
+
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
 from spotfit.model.leader_state import LeaderState
@@ -62,6 +64,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
+    if chosen.offer is None:
+        chosen = _unless_reversed(view, state, goal, candidates, chosen, now)
     standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
     workers = {}
     if chosen.offer is not None:
@@ -243,6 +247,29 @@ def _choose(
         return chosen
     unknown = "the remaining training time is unknown"
     return OfferChoice(chosen.offer, f"{chosen.reason}; {unknown}")
+
+
+def _unless_reversed(
+    view: View,
+    state: LeaderState,
+    goal: DeadlineState | None,
+    candidates: Sequence[_Candidate],
+    waiting: OfferChoice,
+    now: float,
+) -> OfferChoice:
+    """`waiting`, or the present choice if the next decision would return to it.
+
+    Spot machines that train count again once no on-demand ones are chosen. If these are cheaper
+    than them, they would be chosen again, and so on without end.
+    """
+    choice = view.market.choice
+    if choice is None or not choice.workers:
+        return waiting
+    without = replace_struct(choice, workers={})
+    after = replace_struct(view, market=replace_struct(view.market, choice=without))
+    again = _choose(view, goal, candidates, _running_offer(after, state, candidates, now))
+    is_reversed = again.offer is not None and candidates[again.offer].offer.name in choice.workers
+    return again if is_reversed else waiting
 
 
 def _standing_offer(

@@ -345,6 +345,16 @@ def test_after_the_loss_of_a_machine_the_choice_is_that_of_a_run_without_machine
     assert workers(run, 201) == ON_SPOT
 
 
+def test_cheaper_on_demand_machines_are_chosen_once_although_spot_could_be_waited_for() -> None:
+    dear = an_offer("dear", 5.0)
+    run = a_run(SPOT, dear, ON_DEMAND, deadline_s=10 * HOUR_S, training_time_s=HOUR_S)
+    training_on(run, dear)
+    run.refuse(150, "t-2", SPOT)
+    assert workers(run, 200) == ON_ON_DEMAND
+    run.choose(200, "on-demand")
+    assert workers(run, 201) == ON_ON_DEMAND, "not to wait, and on-demand again"
+
+
 def test_spot_may_take_the_place_of_on_demand_machines_that_start_only_with_slack() -> None:
     # Slack of 2·d + look suffices without machines, d + 2·look + reserve beside others.
     look_s = RunTiming().decision_interval_s + LEASE_S

@@ -31,6 +31,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     find_early_stops,
     find_exceeded_budget,
     find_missed_deadline,
+    find_unstable_choice,
     find_unused_machines,
     read_finish,
     read_releases,
@@ -269,6 +270,12 @@ def test_machines_without_a_round_that_trains_are_not_judged() -> None:
 
 
 # --- changes --------------------------------------------------------------------------------------
+
+
+def test_choice_that_changes_all_the_time_is_a_violation() -> None:
+    assert find_unstable_choice(replace(KEPT, chosen_at_s=tuple(range(0, 300, 5)))) is None
+    found = find_unstable_choice(replace(KEPT, chosen_at_s=(7.0, *range(100, 150))))
+    assert found == "the choice of machines was changed 20 times after 100 s"
 
 
 def test_long_gap_at_a_voluntary_change_is_a_violation() -> None:
