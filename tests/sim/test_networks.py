@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from spotfit.core.ids import Token
 from spotfit.model.events import (
     FailureCause,
     GroupsReleased,
@@ -189,6 +188,7 @@ def test_a_network_whose_machines_cannot_connect_is_left(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_a_run_on_adversarial_markets_of_two_networks(seed: int) -> None:
-    result = simulate(network_scenario(seed), seed)
-    assert {one.region for one in result.view.spec.cost.offers} == {"sim-east", "sim-west"}
-    assert Token("t1") in {one.token for one in result.cost.requests}
+    scenario = network_scenario(seed)
+    result = simulate(scenario, seed)
+    assert {one.region for one in scenario.cost.offers} == {"sim-east", "sim-west"}
+    assert result.network_changes > 0

@@ -1043,7 +1043,8 @@ def network_scenario(seed: int) -> Scenario:
 
 def _draw_change_event(rng: RandomStream) -> ScenarioEvent:
     """Draw a loss or a short interruption during a change of the network."""
-    trigger = rng.choice([AtMoveClosed, AtNetworkChange])(
+    kinds: tuple[type[AtMoveClosed | AtNetworkChange], ...] = (AtMoveClosed, AtNetworkChange)
+    trigger = rng.choice(kinds)(
         after_s=rng.choice([0.0, rng.uniform(0.0, 3.0), rng.uniform(0.0, 40.0)]),
         number=rng.choice([1, 1, 2, 3]),
     )

@@ -40,7 +40,6 @@ class Pair:
     def stored(self) -> list[StandbyReport]:
         return self._ledger(0).read_standby([TOKEN])
 
-    @property
     def is_ready(self) -> bool:
         return any(one.is_ready for one in self.watch.statuses.values())
 
@@ -118,10 +117,10 @@ def test_an_agent_is_ready_once_its_report_was_renewed() -> None:
     pair.renew(0.0)
     assert pair.read(1.0)
     assert list(pair.watch.statuses) == [an_agent_id(1)]
-    assert not pair.is_ready, "the report may be old"
+    assert not pair.is_ready(), "the report may be old"
     pair.renew(5.0)
     assert pair.read(6.0)
-    assert pair.is_ready
+    assert pair.is_ready()
     pair.renew(10.0)
     assert not pair.read(11.0), "a renewal is no change"
 
@@ -140,7 +139,7 @@ def test_an_agent_that_does_not_renew_its_report_is_forgotten() -> None:
     for now in range(0, 12, 2):
         pair.renew(now)
         pair.read(now)
-    assert pair.is_ready
+    assert pair.is_ready()
     for now in range(12, 28, 2):
         assert not pair.read(now)
     assert pair.read(28), "the last renewal was at 6 s"
@@ -157,7 +156,7 @@ def test_a_storage_that_is_not_available_counts_for_no_agent() -> None:
         assert not pair.read(now)
     pair.store.should_fail = lambda: False
     pair.read(112)
-    assert pair.is_ready
+    assert pair.is_ready()
 
 
 def test_an_older_report_that_is_written_again_is_no_renewal() -> None:
@@ -168,7 +167,7 @@ def test_an_older_report_that_is_written_again_is_no_renewal() -> None:
     pair.read(6.0)
     pair.store.put(".spotfit/standby/t-1/a1.json", old)
     pair.read(8.0)
-    assert not pair.is_ready
+    assert not pair.is_ready()
 
 
 def test_without_groups_nothing_is_read_and_known_agents_are_forgotten() -> None:
@@ -184,7 +183,7 @@ def test_without_groups_nothing_is_read_and_known_agents_are_forgotten() -> None
     pair.tokens = [TOKEN]
     pair.renew(5.0)
     pair.read(6.0)
-    assert not pair.is_ready, "it is not proven again"
+    assert not pair.is_ready(), "it is not proven again"
 
 
 def test_reports_of_other_groups_are_not_read() -> None:
