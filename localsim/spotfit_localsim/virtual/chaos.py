@@ -26,6 +26,7 @@ from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
     budget_scenario,
     deadline_scenario,
+    network_scenario,
     random_save_scenario,
     random_scenario,
 )
@@ -43,6 +44,7 @@ SCENARIO_FACTORIES: dict[str, ScenarioFactory] = {
     "saves": random_save_scenario,
     "deadlines": deadline_scenario,
     "budgets": budget_scenario,
+    "networks": network_scenario,
 }
 """By the name in the option `--scenarios`."""
 
@@ -78,6 +80,7 @@ def run_seed(
     summary.totals["journal entries"] += len(result.entries)
     summary.totals["steps repeated"] += result.steps_repeated
     summary.totals["rounds from memory"] += result.rounds_from_memory
+    summary.totals["network changes"] += result.network_changes
     summary.totals["virtual seconds"] += round(result.duration_s)
     if scenario.cost_limits is not None and result.cost.deadline_s is not None:
         is_guaranteed = not unmet_conditions(result.cost, scenario.cost_limits)

@@ -20,6 +20,7 @@ from spotfit_localsim.virtual.scenario_library import (
     SCENARIOS,
     budget_scenario,
     deadline_scenario,
+    network_scenario,
     random_scenario,
 )
 from spotfit_localsim.virtual.simulation import SimWorld
@@ -61,6 +62,7 @@ def find_scenario(name: str, seed: int) -> Scenario:
         "storm": random_scenario,
         "deadline": deadline_scenario,
         "budget": budget_scenario,
+        "network": network_scenario,
     }
     if name in random_kinds:
         return random_kinds[name](seed)

@@ -4,6 +4,7 @@
     find_exceeded_budget    the cost is never above the budget plus the stated margin
     find_unused_machines    at most one set of other machines beside those that train, and not long
     find_early_stops        machines are exchanged by starting the new ones first
+    find_unstable_choice    the choice of machines is not changed back and forth
 
 Each returns the first violation, or None; `find_cost_violation` checks all of them. `CostRecord`
 has the exact times and prices of the cloud, which no process of the run knows. All times are
@@ -24,6 +25,7 @@ from spotfit.model.events import (
     FitEnded,
     GroupsReleased,
     JournalEntry,
+    MachinesChosen,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -92,6 +94,8 @@ class CostRecord:
     rounds: tuple[ObservedRound, ...] = ()
     released_at_s: tuple[tuple[Token, float], ...] = ()
     """When the run decided to release each group, or a machine of it."""
+    chosen_at_s: tuple[float, ...] = ()
+    """When the choice of machines was changed, in order."""
     replaced: frozenset[tuple[Token, int]] = frozenset()
     """Token and node index of the machines whose agents the run has stopped."""
     finished_at_s: float | None = None
@@ -163,6 +167,11 @@ def read_replaced(entries: Iterable[TimedEntry]) -> frozenset[tuple[Token, int]]
     )
 
 
+def read_choices(entries: Iterable[TimedEntry]) -> tuple[float, ...]:
+    """Return when the choice of machines was changed."""
+    return tuple(at_s for at_s, entry in entries if isinstance(entry.event, MachinesChosen))
+
+
 def read_finish(entries: Iterable[TimedEntry]) -> float | None:
     """Return when the training was recorded as finished; None if it was not."""
     for at_s, entry in entries:
@@ -179,6 +188,7 @@ def find_cost_violation(record: CostRecord, limits: CostBounds) -> str | None:
         find_exceeded_budget(record, limits),
         find_unused_machines(record, limits),
         find_early_stops(record, limits),
+        find_unstable_choice(record),
     )
     return next(filter(None, found), None)
 
@@ -347,12 +357,39 @@ def find_early_stops(record: CostRecord, limits: CostBounds) -> str | None:
             {offers.get(token) for token in one.tokens} for one in (before, after)
         )
         is_change = offers_before != offers_after and before.cause in _CAUSES_OF_CHANGES
-        if not is_change or after.trains_from_s is None:
+        trains_s = after.trains_from_s
+        if not is_change or trains_s is None or _is_interrupted(record, closed_s, trains_s):
             continue
-        gap_s = after.trains_from_s - closed_s
+        gap_s = trains_s - closed_s
         if gap_s > limits.restart_s:
             return f"no training for {gap_s:.0f} s before round {after.number}"
     return None
+
+
+# Prices, refusals and losses change a choice a few times per minute.
+_MAX_CHOICES, _CHOICES_S = 20, 60.0
+
+
+def find_unstable_choice(record: CostRecord) -> str | None:
+    """A choice that was changed again and again within a minute."""
+    times_s = record.chosen_at_s
+    for first_s, last_s in zip(times_s, times_s[_MAX_CHOICES:], strict=False):
+        if last_s - first_s < _CHOICES_S:
+            return f"the choice of machines was changed {_MAX_CHOICES} times after {first_s:.0f} s"
+    return None
+
+
+def _is_interrupted(record: CostRecord, from_s: float, until_s: float) -> bool:
+    """Whether a machine was lost, or received a notice, during a change."""
+    return any(
+        (machine.noticed_at_s is not None and from_s <= machine.noticed_at_s <= until_s)
+        or (
+            machine.ended_at_s is not None
+            and from_s <= machine.ended_at_s <= until_s
+            and record.is_lost(machine)
+        )
+        for machine in record.machines
+    )
 
 
 def _has_loss(record: CostRecord, one: ObservedRound) -> bool:

@@ -73,7 +73,7 @@ _IMMUTABLE_PREFIXES = (
     ".spotfit/logs/",
 )
 # The writer is the last part of the key, so no two agents write one object.
-_SINGLE_WRITER_PREFIXES = (keys.lease(AgentId("")), keys.MEMBERS)
+_SINGLE_WRITER_PREFIXES = (keys.lease(AgentId("")), keys.MEMBERS, keys.STANDBY)
 
 
 class InvariantViolation(AssertionError):  # noqa: N818  # a violation, not an error of the program

@@ -32,7 +32,25 @@ class AtStep:
     step: int
 
 
-Trigger = AtTime | AtStep
+@dataclass(frozen=True, slots=True)
+class AtNetworkChange:
+    """Triggers a number of seconds after a leader of another network was elected; only once."""
+
+    after_s: float
+    number: int = 1
+    """Counts the changes of the run, from 1; the first leader is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtMoveClosed:
+    """Triggers a number of seconds after a round was closed to move to other machines; once."""
+
+    after_s: float
+    number: int = 1
+    """Counts the moves of the run, from 1."""
+
+
+Trigger = AtTime | AtStep | AtNetworkChange | AtMoveClosed
 TargetSelector = Literal["leader", "follower", "any", "all"]
 
 

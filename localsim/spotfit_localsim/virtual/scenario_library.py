@@ -26,6 +26,8 @@ from spotfit_localsim.virtual.market import (
     random_outages,
 )
 from spotfit_localsim.virtual.scenario import (
+    AtMoveClosed,
+    AtNetworkChange,
     AtStep,
     AtTime,
     BucketOutage,
@@ -907,6 +909,9 @@ def _draw_event(rng: RandomStream) -> ScenarioEvent:
 ON_DEMAND_ARRIVAL_S = 120.0
 """Longest time until on-demand machines of `deadline_scenario` are up, unless they are refused."""
 _ON_DEMAND_USD = 10.0
+_REGIONS = ("sim-east", "sim-west")
+# Two readings of the journal (10 s), the start of a round, and an interruption of 20 s.
+_CHANGE_S = 90.0
 # To save, to release all machines, and to notice that this is necessary.
 _BUDGET_MARGIN_S = 300.0
 # For hours of virtual time: with the default intervals most events would be heartbeats.
@@ -1004,6 +1009,55 @@ def budget_scenario(seed: int) -> Scenario:
         cost_limits=replace(scenario.cost_limits, margin_usd=margin_usd),
         may_exhaust_budget=True,
     )
+
+
+def network_scenario(seed: int) -> Scenario:
+    """Return a deadline or budget scenario whose offers are in two networks, drawn from the seed.
+
+    Each network has on-demand machines. Leaders, other machines and the bucket may fail during the
+    changes from one network to the other.
+    """
+    rng = SeededStreams(seed).stream("networks")
+    scenario = (budget_scenario if rng.bernoulli(0.3) else deadline_scenario)(seed)
+    spot = tuple(replace(one, region=rng.choice(_REGIONS)) for one in scenario.market.offers[:-1])
+    dearer, cheaper = scenario.market.offers[-1], ((0.0, _ON_DEMAND_USD * rng.uniform(0.7, 1.0)),)
+    on_demand = (
+        replace(dearer, region=_REGIONS[0]),
+        replace(dearer, name="on_demand-west", region=_REGIONS[1], prices=cheaper),
+    )
+    market = replace(scenario.market, offers=(*spot, *on_demand))
+    assert scenario.cost_limits is not None
+    return replace(
+        scenario,
+        name=f"network {seed}",
+        market=market,
+        cost=structs.replace(
+            scenario.cost,
+            offers=market.offers_at(0.0, PROVISIONER_NAME),
+            machines=dict.fromkeys([one.name for one in market.offers], scenario.num_workers),
+        ),
+        cost_limits=replace(scenario.cost_limits, restart_s=_CHANGE_S),
+        events=(*scenario.events, *(_draw_change_event(rng) for _ in range(rng.choice([0, 1, 3])))),
+    )
+
+
+def _draw_change_event(rng: RandomStream) -> ScenarioEvent:
+    """Draw a loss or a short interruption during a change of the network."""
+    kinds: tuple[type[AtMoveClosed | AtNetworkChange], ...] = (AtMoveClosed, AtNetworkChange)
+    trigger = rng.choice(kinds)(
+        after_s=rng.choice([0.0, rng.uniform(0.0, 3.0), rng.uniform(0.0, 40.0)]),
+        number=rng.choice([1, 1, 2, 3]),
+    )
+    target: TargetSelector = rng.choice(["leader", "leader", "follower", "any", "all"])
+    events: tuple[ScenarioEvent, ...] = (
+        CrashAgent(trigger, target),
+        ReclaimMachine(trigger, target),
+        ReclaimMachine(trigger, target, with_notice=True),
+        FreezeAgent(trigger, rng.uniform(1.0, 20.0), target),
+        BucketOutage(trigger, rng.uniform(1.0, 15.0)),
+        BucketStall(trigger, rng.uniform(1.0, 15.0)),
+    )
+    return rng.choice(events)
 
 
 def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimMarketConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
-from spotfit.model.events import JournalEntry
+from spotfit.model.events import FailureCause, JournalEntry, LeaderElected, RoundClosed
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec, RunSpec, ValidationSpec
 from spotfit.provision.api import Provisioner
@@ -26,6 +26,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     CostRecord,
     TimedEntry,
     find_cost_violation,
+    read_choices,
     read_finish,
     read_releases,
     read_replaced,
@@ -42,6 +43,8 @@ from spotfit_localsim.virtual.faults import ActiveFaults, FaultyConnection, Proc
 from spotfit_localsim.virtual.invariants import InvariantChecker, InvariantViolation
 from spotfit_localsim.virtual.market import SimMarket
 from spotfit_localsim.virtual.scenario import (
+    AtMoveClosed,
+    AtNetworkChange,
     AtStep,
     AtTime,
     BucketOutage,
@@ -180,6 +183,9 @@ class SimWorld:
         self._processes: list[SimProcess] = []
         self._run_ended_at: float | None = None
         self._timed_entries: list[TimedEntry] = []
+        self._change_events: list[ScenarioEvent] = []
+        """Events that a change of machines triggers."""
+        self._change_counts: Counter[type[AtNetworkChange | AtMoveClosed]] = Counter()
         self._machines_ended_at: float | None = None
         self._faults_stopped = False
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
@@ -356,10 +362,13 @@ class SimWorld:
                 # Not inside the step: the worker must not be killed by its own call.
                 self.engine.schedule_after(0.0, lambda: self._apply_event(event))
 
-        if isinstance(event.trigger, AtTime):
-            self.engine.schedule_after(event.trigger.after_s, lambda: self._apply_event(event))
-        else:
-            self._training.step_listeners.append(on_step)
+        match event.trigger:
+            case AtTime(after_s=after_s):
+                self.engine.schedule_after(after_s, lambda: self._apply_event(event))
+            case AtStep():
+                self._training.step_listeners.append(on_step)
+            case AtNetworkChange() | AtMoveClosed():
+                self._change_events.append(event)
 
     def _apply_event(self, event: ScenarioEvent) -> None:
         match event:
@@ -569,6 +578,26 @@ class SimWorld:
         number = len(self._timed_entries)
         self._timed_entries.append((self.engine.now, entry))
         self._log(entry.author, f"[{number}] {describe_event(entry.event)}")
+        change = self._change_of(entry)
+        if change is None:
+            return
+        self._change_counts[change] += 1
+        for event in self._change_events:
+            trigger = event.trigger
+            # Not inside the write: the process that made it must not be killed by its own call.
+            if isinstance(trigger, change) and trigger.number == self._change_counts[change]:
+                self.engine.schedule_after(trigger.after_s, partial(self._apply_event, event))
+
+    def _change_of(self, entry: JournalEntry) -> type[AtNetworkChange | AtMoveClosed] | None:
+        """The kind of trigger that the entry is, judged before it is folded."""
+        match entry.event:
+            case LeaderElected(coordinator_address=str(), network=network):
+                before = self.checker.reference_view.network
+                return AtNetworkChange if before not in ("", network) else None
+            case RoundClosed(cause=FailureCause.RESIZE):
+                return AtMoveClosed
+            case _:
+                return None
 
     def _cost_record(self) -> CostRecord:
         clouds = self.clouds.values()
@@ -579,6 +608,7 @@ class SimWorld:
             rounds=read_rounds(self._timed_entries),
             released_at_s=read_releases(self._timed_entries),
             replaced=read_replaced(self._timed_entries),
+            chosen_at_s=read_choices(self._timed_entries),
             finished_at_s=read_finish(self._timed_entries),
             billed_usd=tuple(
                 one for cloud in clouds for one in cloud.billed_usd_by_offer().items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -90,6 +91,13 @@ class SimulationResult:
         return sum(
             isinstance(one, RoundOpened) and one.round.memory_snapshot is not None for one in events
         )
+
+    @property
+    def network_changes(self) -> int:
+        """The number of times that the run has changed to machines of another network."""
+        events = (entry.event for entry in self.entries)
+        networks = [one.network for one in events if isinstance(one, LeaderElected) and one.network]
+        return sum(one != other for one, other in itertools.pairwise(networks))
 
     @property
     def rounds(self) -> int:

@@ -36,6 +36,7 @@ from spotfit.agent.ports import (
 )
 from spotfit.agent.report_matching import ReportSink
 from spotfit.agent.round_participant import RoundParticipant
+from spotfit.agent.standby import StandbyReporter
 from spotfit.agent.validations import NodeValidation
 from spotfit.control.background_calls import RetryingCalls
 from spotfit.control.journal_writer import JournalWriter
@@ -52,7 +53,7 @@ from spotfit.ledger.journal import Ledger
 from spotfit.model.events import JournalEntry, LeaderElected
 from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunSpec, RunTiming
-from spotfit.model.topology import Member
+from spotfit.model.topology import Member, StandbyReport
 from spotfit.model.view import View
 from spotfit.policy import capacity, preemption, time_budget
 from spotfit.policy.election import leadership_claim
@@ -251,6 +252,7 @@ class Agent:
         self._validation = NodeValidation(ledger.agent_id, transport, validator)
         journal_calls = node_services.journal_background_calls()
         self._leader_connection = LeaderConnection(transport, ledger, journal_calls)
+        self._standby_reporter = StandbyReporter(ledger, journal_calls)
         self._leader: Leader | None = None
         self._report_sink = ReportSink(ledger, node_services.background_calls())
         self._write_until = math.inf
@@ -298,7 +300,12 @@ class Agent:
             return self._shut_down(now)
         # An upper bound: states that no event reports, such as a finished import, are polled.
         wake_times = [now + 1.0, self._check_leadership()]
-        self._maintain_leader_connection(now)
+        if self._stands_by:
+            wake_times.append(self._stand_by(now))
+        else:
+            self._maintain_leader_connection(now)
+            if self._leader or self._leader_connection.leader_observation(now).is_connected:
+                self._standby_reporter.withdraw(now)
         if self._leader is not None:
             wake_times.append(self._leader.tick(now))
             # The tick may have opened or closed a round: act on it now, not in the next tick.
@@ -319,7 +326,8 @@ class Agent:
             is_connected=self._leader_connection.address is not None,
         )
         yield self._journal_writer.wake_at
-        yield self._leader_connection.wake_at
+        if not self._stands_by:
+            yield self._leader_connection.wake_at
         yield self._validation.wake_at
 
     def _apply_view(self) -> None:
@@ -417,6 +425,31 @@ class Agent:
             self._round_participant.stop_workers()
             self._journal_poller.start_fast_polling(self._now)
 
+    @property
+    def _stands_by(self) -> bool:
+        """Whether this machine waits for the run to change to its network."""
+        return self._leader is None and self._ledger.view.stands_by(self._member.token)
+
+    def _stand_by(self, now: float) -> float:
+        """Report to the leader through the storage; return when to call again."""
+        if self._leader_connection.address is not None:
+            # The run has changed to another network.
+            self._leader_connection.disconnect()
+            self._round_participant.stop_workers()
+        group = self._ledger.view.groups.get(self._member.token)
+        if group is None or group.role != "train":
+            return math.inf
+        failure = self._round_participant.node_failure
+        report = StandbyReport(
+            member=self._member,
+            renewal=0,
+            is_warm=self._worker_pool.is_warm,
+            has_notice=self._node_notice.notice is not None,
+            failure=failure.message if failure is not None else "",
+        )
+        interval_s = self._journal_poller.timing.lease_interval_s
+        return self._standby_reporter.report(report, interval_s, now)
+
     # --- leadership --------------------------------------------------------------------------
 
     def _check_leadership(self) -> float:
@@ -438,7 +471,9 @@ class Agent:
         connection.observe_leader(
             view, self._journal_poller.timing, now, read_lease=self._journal_poller.polled_at == now
         )
-        claim = leadership_claim(view, agent_id, connection.leader_observation(now))
+        claim = leadership_claim(
+            view, agent_id, connection.leader_observation(now), stands_by=self._stands_by
+        )
         # A machine of an earlier fit exits in the next tick.
         if claim is None or self._member.token in view.unsettled_groups:
             return math.inf
@@ -454,6 +489,7 @@ class Agent:
                 coordinator_address=self._transport.address,
                 reason=claim.reason,
                 lost_leader=claim.lost_leader,
+                network=view.network_of(self._member.token),
             )
             self._journal_writer.write(elected, now)
             connection.reset_observation()
@@ -516,7 +552,8 @@ class Agent:
             return True
         # With an assignment, the leader has received its `Join`; the answer may be on the way.
         is_assigned = view.round is not None and view.round.assignment_of(self._ledger.agent_id)
-        if self._leader is None and view.fit_end is None and not is_assigned:
+        may_join = self._leader is None and not self._stands_by
+        if may_join and view.fit_end is None and not is_assigned:
             reason = self._leader_connection.unreachable_leader(
                 self._journal_poller.timing, self._now
             )

@@ -25,6 +25,7 @@ from spotfit.agent.leader_context import LeaderServices, Observations
 from spotfit.agent.ports import AgentDisconnected, AgentMessageReceived
 from spotfit.agent.roster import Roster, find_invalid_field
 from spotfit.agent.round_lifecycle import RoundLifecycle
+from spotfit.agent.standby import StandbyWatch
 from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId, Token
 from spotfit.host import log
@@ -161,11 +162,18 @@ class Leader:
             checkpoint_gc=self._checkpoint_gc,
             now=now,
         )
-        self._lease = Lease(ledger, services.node_services.journal_background_calls(), now)
+        journal_calls = services.node_services.journal_background_calls()
+        self._lease = Lease(ledger, journal_calls, now)
+        self._standby = StandbyWatch(ledger, journal_calls, now)
         self._latest_entry_copy: JournalEntryCopy | None = None
         self._heartbeat_at = now
         self._wait_until = now
         """When the policies must decide again although nothing was observed."""
+        last_round = ledger.view.last_round
+        self._former_agents = {
+            (one.token, one.node): one.agent
+            for one in (last_round.assignments if last_round is not None else ())
+        }
         if ledger.view.round is not None:
             # The coordinator of the previous leader is gone, and with it the state of collectives.
             self._rounds.fail(now)
@@ -363,7 +371,13 @@ class Leader:
         self._flush_reports(view, now)
         self._rounds.check_timeouts(view, now)
         reconciler = self._services.reconciler
-        is_complete = view.round is not None and not self._roster.disconnected_since
+        if view.spec.cost.chooses_offers and self._standby.read(
+            self._unconnected_groups, view.spec.timing.lease_timeout_s, now
+        ):
+            observations.record()
+        is_complete = view.round is not None and not (
+            self._roster.disconnected_since or self._standby.statuses
+        )
         factor = _IDLE_OBSERVE_FACTOR if is_complete else 1
         reconciler.observe(now, every_s=view.spec.timing.observe_interval_s * factor)
         state = observations.state
@@ -383,6 +397,20 @@ class Leader:
         if view.is_leader(self._ledger.agent_id):
             self._services.settler.settle(now)
         return self._next_wake(now)
+
+    def _unconnected_groups(self) -> list[Token]:
+        """The groups for workers with a machine that runs, and whose agent is not connected."""
+        connected = {(one.member.token, one.member.node) for one in self._roster.members.values()}
+        running = self._services.reconciler.granted_at
+        return [
+            token
+            for token, group in self._ledger.view.groups.items()
+            if group.role == "train"
+            and any(
+                (token, node) in running and (token, node) not in connected
+                for node in group.active_nodes
+            )
+        ]
 
     def _maintain_liveness(self, view: View, now: float) -> None:
         """Renew the lease, send heartbeats, and disconnect agents that send none."""
@@ -453,7 +481,14 @@ class Leader:
             disconnected_since=roster.disconnected_since,
             disconnected_in_round=roster.disconnected_in_round,
             notice_received_at=roster.noticed_at,
-            last_agent_by_node=roster.last_agent_by_node,
+            last_agent_by_node={**former, **roster.last_agent_by_node}
+            if (former := self._agents_of_former_network())
+            else roster.last_agent_by_node,
+            standby={
+                agent: status
+                for agent, status in self._standby.statuses.items()
+                if agent not in roster.members
+            },
             loss_recorded_at=roster.loss_recorded_at,
             has_unfinished_writes=self._has_unfinished_writes,
             has_unwritten_logs=self._services.node_services.has_unwritten_logs,
@@ -466,6 +501,17 @@ class Leader:
             user_code_error=self._user_code_error(),
         )
         return self._observations.state
+
+    def _agents_of_former_network(self) -> dict[tuple[Token, int], AgentId]:
+        """The agents of the last round before this term that cannot connect to this leader."""
+        view = self._ledger.view
+        if not view.former_network:
+            return {}
+        return {
+            (token, node): agent
+            for (token, node), agent in self._former_agents.items()
+            if view.stands_by(token)
+        }
 
     def _user_code_error(self) -> UserCodeError | None:
         """Return the exception of the user's callbacks, else of the hooks, else None."""
@@ -481,6 +527,8 @@ class Leader:
         # Without it the tick follows the end of the write, which wakes the event loop.
         if self._services.journal_writer.is_settled:
             wakes.append(self._wait_until)
+        if self._ledger.view.spec.cost.chooses_offers:
+            wakes.append(self._standby.next_wake())
         if self._rounds.open_round is not None:
             wakes.append(self._rounds.open_round.next_wake(now))
         if (

@@ -24,6 +24,7 @@ _AUTHENTICATED_PREFIXES = (
     keys.VIEWS,
     keys.LEASES,
     keys.MEMBERS,
+    keys.STANDBY,
     keys.CRASHES,
     keys.MANIFESTS,
     keys.REPORTS,
@@ -34,10 +35,10 @@ _AUTHENTICATED_PREFIXES = (
 class AuthenticatedStore:
     """The store at a run's root, with MACs on the objects that decisions depend on.
 
-    They are cached views, leases, members, crashes, manifests, name markers, and the reports and
-    the progress of callbacks. `get` of such an
-    object raises `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC
-    otherwise: decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
+    They are cached views, leases, members, reports of agents that stand by, crashes, manifests,
+    name markers, and the reports and the progress of callbacks. `get` of such an object raises
+    `IntegrityError` if its MAC is missing or wrong, and returns the body with the MAC otherwise:
+    decode `strip_mac(body)`. Other methods and objects behave as those of `store`.
     `subtree` and pickling give the plain store, without the key.
     """
 

@@ -30,7 +30,7 @@ import hashlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
@@ -53,7 +53,7 @@ from spotfit.host import log
 from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import MAX_READS, AuthenticatedStore
 from spotfit.model.events import AgentCrash, CancelRequested, JournalEntry, JournalEvent
-from spotfit.model.topology import Member
+from spotfit.model.topology import Member, StandbyReport
 from spotfit.model.view import JournalView, View, fold
 from spotfit.security.object_mac import strip_mac
 from spotfit.store.api import Store
@@ -527,6 +527,7 @@ def _decode_entry(slot: int, content: bytes, store: Store) -> JournalEntry:
 
 
 _member_decoder = decoder(Member)
+_standby_decoder = decoder(StandbyReport)
 _crash_decoder = decoder(AgentCrash)
 # Limited in length: int() of a very long number is slow and raises.
 # Clocks of machines drift by seconds a day; a check takes one request.
@@ -723,6 +724,36 @@ class Ledger:
             except (NotFoundError, IntegrityError, ConfigError, *DECODE_ERRORS):
                 continue
             yield member
+
+    def publish_standby(self, report: StandbyReport) -> None:
+        """Write this agent's `StandbyReport`, from which the leader learns that it is ready.
+
+        Overwrites the previous one. Blocks; raises `StoreError`.
+        """
+        self.store.put(keys.standby(report.member.token, self.agent_id), encode(report))
+
+    def withdraw_standby(self, token: Token) -> None:
+        """Delete this agent's `StandbyReport`, once it has joined the run.
+
+        `token` is that of the group of its machine. Idempotent. Blocks; raises `StoreError`.
+        """
+        self.store.delete(keys.standby(token, self.agent_id))
+
+    def read_standby(self, tokens: Iterable[Token]) -> list[StandbyReport]:
+        """Return the reports of all agents that stand by, or have, on machines of these groups.
+
+        Objects that cannot be decoded or are not authentic are skipped. Blocks, with a request per
+        group and agent; raises other `StoreError`s.
+        """
+        reports = []
+        for token in tokens:
+            for found in self.store.list(f"{keys.STANDBY}{token}"):
+                try:
+                    body = strip_mac(self.store.get(found.key))
+                    reports.append(_standby_decoder.decode(body))
+                except (NotFoundError, IntegrityError, ConfigError, *DECODE_ERRORS):
+                    continue
+        return reports
 
     def publish_crash(self, crash: AgentCrash) -> None:
         """Store the error with which this agent ends, for the leader that records its loss.

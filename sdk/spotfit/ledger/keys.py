@@ -9,6 +9,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/views/<slot>.json                       immutable      the leader
     .spotfit/leases/<agent>                          single-writer  that agent, while it leads
     .spotfit/members/<agent>.json                    single-writer  that agent
+    .spotfit/standby/<token>/<agent>.json            single-writer  that agent, while it stands by
     .spotfit/crashes/<token>-<node>.json             single-writer  the agent of that machine
     .spotfit/fn/<sha256>.pkl                         immutable      the client
     .spotfit/code/<sha256>.tar.gz                    immutable      the client
@@ -41,6 +42,7 @@ JOURNAL = ".spotfit/journal/"
 VIEWS = ".spotfit/views/"
 LEASES = ".spotfit/leases/"
 MEMBERS = ".spotfit/members/"
+STANDBY = ".spotfit/standby/"
 CRASHES = ".spotfit/crashes/"
 MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
@@ -88,6 +90,14 @@ def member(agent: AgentId) -> str:
     Overwritten only by that agent; kept after the agent has ended, so that its logs can be found.
     """
     return f"{MEMBERS}{agent}.json"
+
+
+def standby(token: Token, agent: AgentId) -> str:
+    """Return the object key of the `StandbyReport` of an agent, as JSON.
+
+    `token` is that of the group of its machine: the leader reads the reports of one group.
+    """
+    return f"{STANDBY}{token}/{agent}.json"
 
 
 def crash(token: Token, node: int) -> str:

@@ -119,6 +119,9 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True, tag="leader_elect
     reason: str = ""
     lost_leader: AgentId | None = None
     """The previous leader, if the new leader observed that its coordinator stopped listening."""
+    network: str = ""
+    """The network of its machine, as in `GroupHandle.network`; '' for a headless leader. From then
+    on agents of this network join the leader, and those of other networks stand by."""
 
 
 class GroupPlanned(msgspec.Struct, frozen=True, kw_only=True, tag="group_planned"):

@@ -17,7 +17,7 @@ from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import MachineTimes, RankFailure, ValidationRequest
 from spotfit.model.group import GroupStatus
 from spotfit.model.offer import Offer
-from spotfit.model.topology import Member, Notice, Round, SnapshotShard
+from spotfit.model.topology import Member, Notice, Round, SnapshotShard, StandbyReport
 
 
 class ValidationReported(msgspec.Struct, frozen=True, kw_only=True, tag="validation_reported"):
@@ -53,6 +53,20 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The round whose checkpoints the node is still uploading after its workers have ended."""
     snapshot_shards: tuple[SnapshotShard, ...] = ()
     """The snapshot shards in the node's memory when its last workers ended."""
+
+
+class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an agent that stands by in another network than the leader's."""
+
+    report: StandbyReport
+    is_proven: bool
+    """Whether this leader has observed that it renews its report: the first one may be old."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it could train at once."""
+        report = self.report
+        return self.is_proven and report.is_warm and not report.has_notice and not report.failure
 
 
 class ReplicaLocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +234,11 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     notice_received_at: Mapping[AgentId, float] = {}
     """When the leader received each agent's preemption notice, also of agents that have left."""
     last_agent_by_node: Mapping[tuple[Token, int], AgentId] = {}
-    """The agent that was last connected from each node."""
+    """The agent that was last connected from each node. In another network, the one that took part
+    in the last round before the election of this leader."""
+    standby: Mapping[AgentId, StandbyStatus] = {}
+    """The agents that are not connected and have renewed their `StandbyReport` within the lease
+    timeout."""
     loss_recorded_at: Mapping[Token, float] = {}
     """When this leader last recorded the loss of a node, by group."""
     phase: RoundPhase = NoRound()

@@ -106,6 +106,20 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent stores about itself while it stands by in another network than the leader's."""
+
+    member: Member
+    renewal: int
+    """Counts the reports of the agent: a growing number shows that it is alive."""
+    is_warm: bool
+    """Whether its workers could start without delay."""
+    has_notice: bool = False
+    """Whether its machine has a preemption notice."""
+    failure: str = ""
+    """Why the node can never start a worker; '' if it can."""
+
+
 class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """The node of one agent in a round: `num_workers` consecutive ranks from `first_rank`."""
 

@@ -125,6 +125,9 @@ class MachineGroup(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "train"
     offer: Offer | None = None
     """The offer of its request; None if the backend chooses."""
+    is_left: bool = False
+    """Whether the run changed to its network, and returned before a round was opened there: its
+    machines are released."""
     planned_slot: int = -1
     """The slot of its `GroupPlanned`."""
     has_failed_start: bool = False
@@ -192,6 +195,13 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     """The current leader; None before the first election of the fit."""
     epoch: int = 0
     """Number of elections in all fits."""
+    network: str = ""
+    """The network of the last leader with a machine, in which the run trains; '' before the first
+    one, or if it has no name."""
+    former_network: str = ""
+    """The network before that; '' if there was none."""
+    network_slot: int = -1
+    """The slot of the election that has changed the network; -1 before the first one."""
     groups: dict[Token, MachineGroup] = {}
     """The groups of the last fit."""
     unsettled_groups: dict[Token, UnsettledGroup] = {}
@@ -378,6 +388,28 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.leader is not None and self.leader.leader == agent
 
+    def network_of(self, token: Token) -> str:
+        """Return the network of the machines of that group; '' if it has no name or is unknown."""
+        group = self.groups.get(token)
+        if group is None:
+            return ""
+        # The offer states it before the request is granted.
+        planned = group.offer.network if group.offer is not None else ""
+        return (group.handle.network if group.handle is not None else "") or planned
+
+    def stands_by(self, token: Token) -> bool:
+        """Whether machines of that group are in another network than those that the run trains on.
+
+        Their agents cannot connect to the leader. False once no machine remains in the network of
+        the run, or before one has a name.
+        """
+        own, current = self.network_of(token), self.network
+        return own not in ("", current) and any(
+            group.handle is not None and group.handle.network == current and group.active_nodes
+            for group in self.groups.values()
+            if current and group.role == "train"
+        )
+
     def metrics_of(self, name: str) -> dict[str, Any] | None:
         """Return the metrics of the retained checkpoint with that unique name; None without one.
 
@@ -544,6 +576,8 @@ def _without_settled(view: JournalView, tokens: Iterable[Token]) -> JournalView:
 
 def _elect_leader(view: JournalView, event: LeaderElected) -> JournalView:
     former = view.leader.leader if view.leader is not None else None
+    if event.coordinator_address is not None and event.network != view.network:
+        view = _change_network(view, event.network)
     elected = replace(
         view,
         leader=event,
@@ -554,6 +588,25 @@ def _elect_leader(view: JournalView, event: LeaderElected) -> JournalView:
     if event.coordinator_address is None:
         return elected
     return replace(elected, has_started_agent=True, failed_starts=0, last_failed_start=None)
+
+
+def _change_network(view: JournalView, network: str) -> JournalView:
+    """The view after a leader of another network was elected."""
+    # Otherwise the run would change to a network whose machines cannot connect again and again.
+    has_returned = network == view.former_network and view.round_opened_slot < view.network_slot
+    groups = {
+        token: replace(group, is_left=True)
+        if has_returned and network and view.network_of(token) == view.network
+        else group
+        for token, group in view.groups.items()
+    }
+    return replace(
+        view,
+        network=network,
+        former_network=view.network,
+        network_slot=view.next_slot,
+        groups=groups,
+    )
 
 
 def _apply_group_event(

@@ -81,6 +81,8 @@ _MAX_PERMANENT_REFUSALS = 15
 _MAX_BOOT_FAILURES_PER_NODE = 20
 
 _REPLACED = "it was replaced after its preemption notice"
+_MOVED = "it was replaced by machines of another offer"
+_LEFT = "no round could be opened in its network"
 _NOT_NEEDED = "all workers have other machines"
 
 
@@ -137,6 +139,22 @@ def pending_slots(view: View, state: LeaderState) -> int:
     return _slots_without(view, connected)
 
 
+def joining_slots(view: View, state: LeaderState) -> int:
+    """Return the `pending_slots` of machines that could connect to this leader: of its network."""
+    connected = {(status.member.token, status.member.node) for status in state.members.values()}
+    return _slots_without(view, connected | _standing_by(view))
+
+
+def _standing_by(view: View) -> set[tuple[Token, int]]:
+    """The machines of other networks than that of the run."""
+    return {
+        (token, node)
+        for token, group in view.groups.items()
+        if view.stands_by(token)
+        for node in group.active_nodes
+    }
+
+
 def has_too_few_slots(view: View, state: LeaderState) -> bool:
     """Whether connected and pending worker slots together are fewer than `min_workers`.
 
@@ -155,7 +173,8 @@ def is_replaced(view: View, token: Token, node: int) -> bool:
     """
     assignments = view.last_round.assignments if view.last_round else ()
     leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
-    slots = _slots_without(view, leaving | {(token, node)}, granted_only=True)
+    excluded = leaving | {(token, node)} | _standing_by(view)
+    slots = _slots_without(view, excluded, granted_only=True)
     return slots >= view.spec.max_workers
 
 
@@ -210,6 +229,10 @@ def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
         (status.member.token, status.member.node)
         for status in state.members.values()
         if status.member.agent in view.notices or status.member.agent in view.lost_agents
+    } | {
+        (status.report.member.token, status.report.member.node)
+        for status in state.standby.values()
+        if status.report.has_notice
     }
     assignments = view.last_round.assignments if view.last_round else ()
     if state.is_headless:
@@ -272,40 +295,34 @@ def _slots_without(
 def network_in_use(view: View) -> str:
     """Return the network in which further machines must be placed; '' if any may be used.
 
-    That of the oldest group that has a machine which is not lost. Machines of two networks cannot
-    connect to each other, so a run stays in one until none of its machines remains there. Any after
-    a partial capacity was released: the leader's machine, the only one left, is released next.
+    That of the leader, else of the oldest group that has a machine which is not lost. Machines of
+    two networks cannot connect to each other. Any after a partial capacity was released: the
+    leader's machine, the only one left, is released next.
     """
     if view.is_capacity_released:
         return ""
-    networks = (
+    networks = [
         group.handle.network
         for group in view.groups.values()
         if group.handle is not None and not group.is_released and group.active_nodes
-    )
-    return next(filter(None, networks), "")
-
-
-def occupied_network(view: View, state: LeaderState) -> str:
-    """Return the network in which machines run; '' if none run, or it has no name.
-
-    Unlike `network_in_use`, requests that wait do not count: others may be granted before.
-    """
-    networks = (
-        group.handle.network
-        for token, group in view.groups.items()
-        if group.handle is not None and group.active_nodes and has_machines(state, token)
-    )
-    return next(filter(None, networks), "")
+    ]
+    return view.network if view.network in networks else next(filter(None, networks), "")
 
 
 def has_machines(state: LeaderState, token: Token) -> bool:
-    """Whether an agent of the group is connected, or the backend reports a machine as running."""
+    """Whether the group has agents, or the backend reports a machine as running."""
     status = state.group_statuses.get(token)
     is_running = status is not None and any(
         node.state is NodeState.RUNNING for node in status.nodes
     )
-    return is_running or any(one.member.token == token for one in state.members.values())
+    return is_running or has_agents(state, token)
+
+
+def has_agents(state: LeaderState, token: Token) -> bool:
+    """Whether an agent of the group is connected, or is ready in another network."""
+    return any(one.member.token == token for one in state.members.values()) or any(
+        one.is_ready and one.report.member.token == token for one in state.standby.values()
+    )
 
 
 def _is_requeued(state: LeaderState, token: Token, node: int) -> bool:
@@ -353,7 +370,7 @@ def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
 
     Those of other offers once all workers have machines and a round is open; before, a request that
     waits is kept: it costs nothing, and may be the standing request then. Those of other networks
-    once machines run in one: they could not connect.
+    once a round is open: they could not join it.
     """
     if view.market.choice is None:
         return []
@@ -361,7 +378,6 @@ def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
     is_before_round = view.round is None and view.pending_fit_end is None
     is_complete = not state.is_headless and not is_before_round and _is_complete(view, state)
-    network = occupied_network(view, state)
     return [
         token
         for token in view.market.requests
@@ -369,10 +385,8 @@ def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
         and group.handle is not None
         and group.active_nodes
         and token not in connected | assigned
-        and (
-            (is_complete and is_unwanted(view, token))
-            or (network and group.handle.network not in ("", network))
-        )
+        and (is_complete or (view.round is not None and view.stands_by(token)))
+        and is_unwanted(view, token)
     ]
 
 
@@ -489,6 +503,10 @@ def find_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[Node
     last_agents = {(one.token, one.node): one.agent for one in _last_assigned(view)} | dict(
         state.last_agent_by_node
     )
+    last_agents |= {
+        (one.report.member.token, one.report.member.node): agent
+        for agent, one in state.standby.items()
+    }
     # After the training, workers' machines exit by themselves and their loss is not recorded,
     # except that of the machine that runs the current validation. A headless leader records all:
     # only losses show it which machines are gone.
@@ -533,7 +551,7 @@ def _loss_while_connected(
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
         elif is_train and is_full and is_unwanted(view, token):
-            reason = "it was replaced by machines of another offer"
+            reason = _MOVED
         # The run decides whether it moves to such a machine, now that it is granted.
         elif is_train and is_standing_request(view, token):
             reason = None
@@ -596,8 +614,13 @@ def _loss_while_disconnected(
     is_restarting = _is_restarting(view, token, node=node, agent=agent)
     # The new agent has not joined.
     agent = None if is_restarting else agent
+    in_other_network = _loss_in_other_network(view, state, token, node=node, agent=agent)
     if status is not None and status.is_terminated:
         reason: str | None = end_reason(status)
+    elif in_other_network is not None:
+        return in_other_network
+    elif agent in state.standby and agent not in state.disconnected_since:
+        reason = None
     elif agent is None or state.is_headless:
         reason = _absence_reason(
             view, state, now, token=token, node=node, is_restarting=is_restarting
@@ -618,6 +641,31 @@ def _loss_while_disconnected(
         cause=cause,
         is_failed_start=agent is None and has_failed,
     )
+
+
+def _loss_in_other_network(
+    view: View, state: LeaderState, token: Token, *, node: int, agent: AgentId | None
+) -> NodeLost | None:
+    """The loss of a node whose agent stands by in another network, if it is not needed any more.
+
+    Its agent reads that and exits: the leader's machine may have no permission to release it.
+    """
+    if agent is None or state.is_headless or not view.stands_by(token):
+        return None
+    standby = state.standby.get(agent)
+    failure = standby.report.failure if standby is not None else ""
+    if failure:
+        reason = f"its environment could not be set up: {failure.strip().splitlines()[-1]}"
+    elif view.round is None:
+        return None
+    elif view.groups[token].is_left:
+        reason = _LEFT
+    elif is_unwanted(view, token):
+        return NodeLost(token=token, node=node, agent=agent, reason=_MOVED)
+    else:
+        return None
+    # Without an agent it counts as a refused request, so that the next one comes after a pause.
+    return NodeLost(token=token, node=node, agent=None, reason=reason)
 
 
 def _is_restarting(view: View, token: Token, *, node: int, agent: AgentId | None) -> bool:
@@ -734,6 +782,11 @@ def _disconnect_reason(
             return None
         return "it was the leader, and its connections broke"
     last_seen_at = max(state.leading_since, state.disconnected_since.get(agent, 0.0))
+    if view.stands_by(token):
+        # It reports through the storage, see `LeaderState.standby`.
+        timeout_s = timing.lease_timeout_s
+        is_late = now - last_seen_at > timeout_s
+        return f"its agent has not reported for {timeout_s:.0f} s" if is_late else None
     if now - last_seen_at <= timing.rejoin_timeout_s:
         return None
     return f"its agent did not reconnect within {timing.rejoin_timeout_s:.0f} s"

@@ -5,12 +5,15 @@ entry; among several claimants the atomic create of the journal slot decides (do
 
     observed state of the leader             | claimant         | claim is due
     -----------------------------------------|------------------|---------------------------------
-    none elected, or headless                | agent            | at once
+    none elected, or headless                | agent            | at once, see below
     coordinator port closed                  | agent            | at once, staggered by node rank
     lease unchanged for `lease_timeout_s`    | agent, headless  | then, agents staggered
     all machines terminated (backend)        | headless         | at once
     fit ended, machines are not released     | headless         | after `CLEANUP_LEASE_TIMEOUT_S`
     connected                                | agent            | never
+
+An agent that stands by in another network than the run's claims `_OTHER_NETWORK_DELAY_S` later than
+those of the network, which continue with the machines that the run trains on.
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ _MAX_READ_GAP_S = 2.0
 # visible before the second one claims. The maximum bounds the delay of large groups.
 _STAGGER_S = 0.1
 _MAX_STAGGER_S = 3.0
+
+
+# Longer than the longest delay of an agent of the run's network, and than its write.
+_OTHER_NETWORK_DELAY_S = 5.0
 
 
 class LeaderObservation(msgspec.Struct, frozen=True):
@@ -91,14 +98,20 @@ def after_lease_read(
 
 
 def leadership_claim(
-    view: View, agent_id: AgentId, observation: LeaderObservation, *, headless: bool = False
+    view: View,
+    agent_id: AgentId,
+    observation: LeaderObservation,
+    *,
+    headless: bool = False,
+    stands_by: bool = False,
 ) -> LeadershipClaim | None:
     """Return when and why `agent_id` may claim the leadership; None while there is no reason to.
 
     None for the leader itself, for a process that is connected to the leader, and after the end of
     the fit, except for a headless process while machines are to be released. Judged by the view and
-    `observation`, whose times are seconds of the claimant's own clock. Called repeatedly by agents
-    and `HeadlessLeader`; the `is_due` of the claim shows whether it may be made now.
+    `observation`, whose times are seconds of the claimant's own clock. `stands_by` as in
+    `View.stands_by`, for an agent. Called repeatedly by agents and `HeadlessLeader`; the `is_due`
+    of the claim shows whether it may be made now.
     """
     if view.is_leader(agent_id):
         return None
@@ -109,7 +122,10 @@ def leadership_claim(
         reason = "the run has ended and machines are still to be released"
         return _claim_after_lease_timeout(observation, CLEANUP_LEASE_TIMEOUT_S, reason)
     if view.leader is None or (view.leader.coordinator_address is None and not headless):
-        return LeadershipClaim(float("-inf"), "no agent was leading yet")
+        not_before = float("-inf")
+        if stands_by:
+            not_before = observation.lease_changed_at + _OTHER_NETWORK_DELAY_S
+        return LeadershipClaim(not_before, "no agent was leading yet")
     if observation.is_connected:
         return None
     if observation.vanished_at is not None and headless:
@@ -121,20 +137,22 @@ def leadership_claim(
     timeout_s = view.spec.timing.lease_timeout_s
     reason = f"the leader's lease has not changed for {timeout_s:.0f} s"
     delay_s = timeout_s + _stagger_delay_s(view, agent_id)
+    delay_s += _OTHER_NETWORK_DELAY_S if stands_by else 0.0
     return _claim_after_lease_timeout(observation, delay_s, reason)
 
 
 def handover(view: View, successor: Member, *, reason: str) -> LeaderElected:
     """Return the entry by which the leader transfers the leadership to the agent `successor`.
 
-    The agent is connected and on a machine that stays. The caller appends the entry; the epoch is
-    the next one. `reason` is shown to users.
+    The agent is connected and on a machine that stays, or ready in another network. The caller
+    appends the entry; the epoch is the next one. `reason` is shown to users.
     """
     return LeaderElected(
         leader=successor.agent,
         epoch=view.epoch + 1,
         coordinator_address=successor.coordinator_address,
         reason=reason,
+        network=view.network_of(successor.token),
     )
 
 

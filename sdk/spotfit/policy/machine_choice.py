@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace as replace_struct
+
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
 from spotfit.model.leader_state import LeaderState
@@ -29,8 +31,8 @@ from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, offer_choice
 from spotfit.policy.capacity import (
+    has_agents,
     has_machines,
-    occupied_network,
     offer_request_due_s,
     slots_of_offer,
 )
@@ -62,6 +64,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
     chosen = _choose(view, goal, candidates, running)
+    if chosen.offer is None:
+        chosen = _unless_reversed(view, state, goal, candidates, chosen, now)
     standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
     workers = {}
     if chosen.offer is not None:
@@ -109,18 +113,16 @@ def _look_s(view: View) -> float:
 
 
 def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
-    """The offers that may be chosen, those of the network of the machines that run."""
+    """The offers that may be chosen, of all networks: machines of another one start beside."""
     cost = view.spec.cost
     if not cost.chooses_offers:
         return []
-    network = occupied_network(view, state)
     possible = [
         offer
         for offer in current_offers(view)
         if offer.price is not None
         and offer.name in cost.machines
         and (offer.market is Market.SPOT or cost.uses_on_demand)
-        and (not network or offer.network in ("", network))
         and (_tokens_of(view, offer.name) or cost_budget.affords(view, state, offer))
     ]
     refused = {offer.name: _refused_s(view, state, offer, now) for offer in possible}
@@ -222,7 +224,7 @@ def _running_offer(
         if slots_of_offer(view, state, name) < view.spec.max_workers:
             continue
         tokens = _tokens_of(view, name)
-        is_connected = any(one.member.token in tokens for one in state.members.values())
+        is_connected = any(has_agents(state, token) for token in tokens)
         is_starting = any(not _is_refused(view, state, one, now) for one in tokens)
         if is_connected or (is_starting and name in chosen and name not in on_demand):
             offers.append(name)
@@ -245,6 +247,29 @@ def _choose(
         return chosen
     unknown = "the remaining training time is unknown"
     return OfferChoice(chosen.offer, f"{chosen.reason}; {unknown}")
+
+
+def _unless_reversed(
+    view: View,
+    state: LeaderState,
+    goal: DeadlineState | None,
+    candidates: Sequence[_Candidate],
+    waiting: OfferChoice,
+    now: float,
+) -> OfferChoice:
+    """`waiting`, or the present choice if the next decision would return to it.
+
+    Spot machines that train count again once no on-demand ones are chosen. If these are cheaper
+    than them, they would be chosen again, and so on without end.
+    """
+    choice = view.market.choice
+    if choice is None or not choice.workers:
+        return waiting
+    without = replace_struct(choice, workers={})
+    after = replace_struct(view, market=replace_struct(view.market, choice=without))
+    again = _choose(view, goal, candidates, _running_offer(after, state, candidates, now))
+    is_reversed = again.offer is not None and candidates[again.offer].offer.name in choice.workers
+    return again if is_reversed else waiting
 
 
 def _standing_offer(

@@ -18,6 +18,7 @@ the machines of the new request continue the run, and no other process may exist
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from spotfit.core.ids import Token
@@ -62,7 +63,11 @@ def _expiry(view: View, state: LeaderState) -> Wait | None:
     running = {
         one: state.granted_at[one] for one in _active_machines(view) if one in state.granted_at
     }
-    slots = sum(view.groups[one.token].plan.slots_per_node for one in {**members, **running})
+    by_network: Counter[str] = Counter()
+    for one in {**members, **running}:
+        by_network[view.network_of(one.token)] += view.groups[one.token].plan.slots_per_node
+    # Machines of two networks cannot train together.
+    slots = max(by_network.values(), default=0)
     # A request with an unknown outcome can be released only once it is known.
     is_pending = any(group.is_pending for group in _train_groups(view).values())
     if slots == 0 or slots >= max(1, view.spec.min_workers) or is_pending:

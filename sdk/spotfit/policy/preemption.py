@@ -30,12 +30,13 @@ from spotfit.model.failure_model import SaveCostEstimate
 from spotfit.model.leader_state import LeaderState, Training
 from spotfit.model.topology import NodeAssignment, Notice
 from spotfit.model.view import View
+from spotfit.policy import network_change
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import (
     is_last_attempt,
     is_of_other_offer,
     is_replaced,
-    pending_slots,
+    joining_slots,
     staying_members,
     usable_members,
 )
@@ -390,8 +391,7 @@ def replace_working_nodes(
         one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)
     ]
     other = [one for one in training.round.assignments if is_of_other_offer(view, one.token)]
-    slots = sum(one.member.slots for one in staying_members(view, state) if one.is_warm)
-    if not (last or other) or slots < training.round.world_size:
+    if not (last or other) or not _can_replace_all(view, state):
         return None
     names = ", ".join(assignment.machine_name for assignment in last)
     reason = f"the backend would not restart {names} again"
@@ -413,9 +413,15 @@ def is_move_ready(view: View, state: LeaderState) -> bool:
     """
     if view.round is None:
         return False
-    slots = sum(one.member.slots for one in staying_members(view, state) if one.is_warm)
     is_moving = any(is_of_other_offer(view, one.token) for one in view.round.assignments)
-    return is_moving and slots >= view.round.world_size
+    return is_moving and _can_replace_all(view, state)
+
+
+def _can_replace_all(view: View, state: LeaderState) -> bool:
+    """Whether machines that stay, or those of another network, could continue the open round."""
+    assert view.round is not None
+    slots = sum(one.member.slots for one in staying_members(view, state) if one.is_warm)
+    return slots >= view.round.world_size or network_change.is_change_ready(view, state)
 
 
 def resize_group(
@@ -472,7 +478,7 @@ def is_replacement_ready(view: View, state: LeaderState) -> bool:
     if slots >= view.spec.max_workers:
         return True
     # An elastic group does not wait for machines that were not even granted.
-    can_shrink = view.spec.is_elastic and pending_slots(view, state) == 0
+    can_shrink = view.spec.is_elastic and joining_slots(view, state) == 0
     return can_shrink and slots >= view.spec.min_workers
 
 

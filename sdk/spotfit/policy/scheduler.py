@@ -50,6 +50,7 @@ from spotfit.policy import (
     election,
     failure_detection,
     machine_choice,
+    network_change,
     offer_prices,
     partial_capacity,
     preemption,
@@ -68,6 +69,7 @@ from spotfit.policy.actions import (
     Wait,
 )
 from spotfit.policy.capacity import (
+    joining_slots,
     next_request_at,
     pending_slots,
     staying_members,
@@ -337,9 +339,12 @@ def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator
         if group.handle is None or group.is_released or group.active_nodes:
             continue
         # A healthy machine, such as one that was replaced: its agent exits by itself.
+        is_in_use = token in connected or (
+            view.stands_by(token) and capacity.has_machines(state, token)
+        )
         lost_at = state.loss_recorded_at.get(token, state.leading_since)
         exit_by = lost_at + capacity.SELF_EXIT_TIMEOUT_S
-        if token in connected and now < exit_by:
+        if is_in_use and now < exit_by:
             yield Wait(min(now + _AGENT_POLL_S, exit_by), "a replaced machine is shutting down")
         else:
             yield ReleaseGroups(token)
@@ -466,9 +471,14 @@ def _wait_for_bucket_search(view: View, state: LeaderState, now: float) -> Wait:
 def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Between rounds, transfer the leadership from a node that leaves to one that stays.
 
-    Otherwise the next round would end when the leader's node does (docs/decisions/0014).
+    Otherwise the next round would end when the leader's node does (docs/decisions/0014). Or to
+    another network, see `network_change`.
     """
     if view.round is not None or state.is_headless:
+        return
+    changed = network_change.change_network(view, state, now)
+    if changed is not None and not _is_training_over(view):
+        yield AppendEvent(changed)
         return
     staying = capacity.staying_members(view, state) or capacity.usable_members(view, state)
     # The longest connected agent is the most likely one to be in good health.
@@ -694,7 +704,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     fill_timeout_at = state.phase.since + view.spec.timing.round_fill_timeout_s
     # After a refusal, the pending machines are not expected soon.
     is_refused = view.last_refusal is not None and now < next_request_at(view, state)
-    may_grow = slots < view.spec.max_workers and pending_slots(view, state) > 0 and not is_refused
+    may_grow = slots < view.spec.max_workers and joining_slots(view, state) > 0 and not is_refused
     if may_grow and now < fill_timeout_at:
         reason = f"slots for {slots} of {view.spec.max_workers} workers; more machines are booting"
         return Wait(fill_timeout_at, reason)
@@ -717,6 +727,10 @@ def _wait_for_chosen_machines(view: View, state: LeaderState, now: float) -> Wai
     choice, members = view.market.choice, usable_members(view, state)
     is_moving = any(capacity.is_of_other_offer(view, one.member.token) for one in members)
     if choice is None or not is_moving or now >= until:
+        return None
+    # Those of another network do not connect: the run changes to it, see `network_change`.
+    requests = view.market.requests.items()
+    if any(view.stands_by(token) for token, one in requests if one.offer in choice.workers):
         return None
     chosen = sum(capacity.slots_of_offer(view, state, name) for name in choice.workers)
     if chosen < view.spec.max_workers:

@@ -205,7 +205,8 @@ def release_validators(view: View, state: LeaderState, now: float) -> Iterator[L
     """Yield the release of dedicated machines that are not needed any more.
 
     That is after `RunTiming.validator_idle_timeout_s` without a pending validation (until then a
-    `Wait`); during the training, after three refusals of machines for workers; after it, if no
+    `Wait`); once the run has changed to another network; during the training, after three refusals
+    of machines for workers; after it, if no
     agent of the dedicated machine has joined and the workers' machines suffice. `now` is the
     leader's `Clock.now()` in seconds. A rule of `scheduler.next_action`; excludes the leader's own
     machine.
@@ -223,6 +224,8 @@ def release_validators(view: View, state: LeaderState, now: float) -> Iterator[L
         else:
             is_connected = any(status.member.token == token for status in state.members.values())
             is_in_the_way = not (is_connected or state.is_headless or _wants_machine(view, state))
+        # The run has changed to another network.
+        is_in_the_way |= view.stands_by(token)
         if is_in_the_way or (is_idle and now >= idle_until):
             yield ReleaseGroups(token)
         elif is_idle:

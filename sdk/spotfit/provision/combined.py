@@ -1,8 +1,8 @@
 """`CombinedProvisioner`: several backends as one, for `provisioner=["aws_batch", "gcp_batch"]`.
 
 Each offer belongs to one backend, and with it the request, the plan and the group. The networks of
-two backends are different: their machines cannot connect, so that a run has its machines from one
-of them at a time.
+two backends are different: their machines cannot connect, so that a run trains on those of one of
+them at a time.
 """
 
 from __future__ import annotations

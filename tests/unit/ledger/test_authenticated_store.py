@@ -13,9 +13,18 @@ from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger, read_newest_view, write_cached_view
 from spotfit.model.events import FitStarted
+from spotfit.model.topology import StandbyReport
 from spotfit.security.object_mac import ObjectMac, strip_mac
 from spotfit.store.local import MemoryStore
-from spotfit.testing.builders import RUN_ID, RUN_KEY, a_member, a_spec, an_agent_crash, an_agent_id
+from spotfit.testing.builders import (
+    RUN_ID,
+    RUN_KEY,
+    TOKEN,
+    a_member,
+    a_spec,
+    an_agent_crash,
+    an_agent_id,
+)
 from tests.unit.checkpoint.saved_checkpoints import make_manifest
 
 MEMBER = keys.member(an_agent_id(0))
@@ -94,6 +103,18 @@ def test_a_member_that_is_not_authentic_is_skipped(ledger: Ledger, plain: Memory
     plain.put(keys.member(an_agent_id(1)), encode(a_member(1)))
     plain.put(keys.member(an_agent_id(2)), plain.get(MEMBER))
     assert list(ledger.list_members()) == [a_member(0)]
+
+
+def test_a_standby_report_that_is_not_authentic_is_skipped(
+    ledger: Ledger, plain: MemoryStore
+) -> None:
+    """The run is handed over to the address in a report."""
+    report = StandbyReport(member=a_member(0), renewal=1, is_warm=True)
+    ledger.publish_standby(report)
+    forged = StandbyReport(member=a_member(1), renewal=1, is_warm=True)
+    plain.put(keys.standby(TOKEN, an_agent_id(1)), encode(forged))
+    plain.put(keys.standby(TOKEN, an_agent_id(2)), plain.get(keys.standby(TOKEN, an_agent_id(0))))
+    assert ledger.read_standby([TOKEN]) == [report]
 
 
 def test_a_crash_that_is_not_authentic_counts_as_none(ledger: Ledger, plain: MemoryStore) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from spotfit.core.codec import decoder
 from spotfit.core.errors import AlreadyExistsError
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
+from spotfit.model.topology import StandbyReport
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import RUN_ID, a_member, a_spec, an_agent_id
 
@@ -85,6 +86,22 @@ def test_members_are_listed_and_undecodable_ones_skipped() -> None:
         ledger_of(store, n).publish_member(a_member(n))
     store.put(keys.member(AgentId("broken")), b'{"agent": "\xff"}')
     assert list(ledger_of(store).list_members()) == [a_member(0), a_member(1)]
+
+
+def test_reports_of_agents_that_stand_by_are_read_by_group() -> None:
+    store = MemoryStore()
+    reports = {
+        n: StandbyReport(
+            member=a_member(n, token=Token(f"t-{n // 2}")), renewal=1, is_warm=n % 2 == 0
+        )
+        for n in range(4)
+    }
+    for n, report in reports.items():
+        ledger_of(store, n).publish_standby(report)
+    store.put(keys.standby(Token("t-1"), AgentId("broken")), b'{"renewal": "\xff"}')
+    read = ledger_of(store).read_standby
+    assert read([Token("t-1")]) == [reports[2], reports[3]]
+    assert read([Token("t-9")]) == []
 
 
 class AheadStore(MemoryStore):

@@ -1,6 +1,6 @@
 """Object keys: distinct, ordered and parsable."""
 
-from spotfit.core.ids import AgentId
+from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
 from spotfit.testing.builders import an_agent_id
 
@@ -66,6 +66,7 @@ def test_keys_are_below_their_listed_prefixes() -> None:
     assert keys.entry(0).startswith(keys.JOURNAL)
     assert keys.cached_view(0).startswith(keys.VIEWS)
     assert keys.member(A).startswith(keys.MEMBERS)
+    assert keys.standby(Token("t-1"), A) == f"{keys.STANDBY}t-1/{A}.json"
     assert keys.manifest("c1", 1, 0).startswith(keys.MANIFESTS)
 
 

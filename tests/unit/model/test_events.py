@@ -57,6 +57,7 @@ def test_the_golden_journal_folds_to_the_expected_view() -> None:
         "eval/loss",
     )
     assert view.is_leader(AgentId("a-1"))
+    assert (view.network, view.former_network) == ("eu-west-1", "")
     names = [*(f"epoch-{n}" for n in range(2, 7)), "custom@5-5"]
     assert [one.name for one in view.checkpoints] == names
     assert [one.folder for one in view.checkpoints][-2:] == ["epoch-6", "custom"]

@@ -38,6 +38,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.offer import Market, Offer
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.view import CRASH_FREE_S, MAX_DROPPED_CHECKPOINTS, JournalView, View, fold
 from spotfit.testing.builders import (
@@ -664,6 +665,68 @@ def test_failed_starts_are_not_counted_once_an_agent_has_started() -> None:
 def test_a_headless_leader_is_no_started_agent() -> None:
     elected = LeaderElected(leader=an_agent_id(0), epoch=1, coordinator_address=None)
     assert fold_events(*GRANTED, elected, failed_start(TOKEN)).failed_starts == 1
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+def elected(n: int, epoch: int, network: str = "") -> LeaderElected:
+    address = f"10.0.0.{n}:1" if network else None
+    return LeaderElected(
+        leader=an_agent_id(n), epoch=epoch, coordinator_address=address, network=network
+    )
+
+
+def group_in(token: str, network: str) -> tuple[GroupPlanned, GroupSubmitted]:
+    name = Token(token)
+    plan = GroupPlan(token=name, provisioner="local", num_nodes=1, slots_per_node=1)
+    handle = GroupHandle(token=name, provisioner="local", name=token, network=network)
+    return (
+        GroupPlanned(request=a_request(name, 1), plan=plan),
+        GroupSubmitted(token=name, handle=handle),
+    )
+
+
+IN_TWO_NETWORKS = (
+    FitStarted(spec=a_spec()),
+    *group_in("t-a", "a"),
+    *group_in("t-b", "b"),
+    elected(0, 1, "a"),
+)
+
+
+def test_the_network_of_a_run_is_that_of_its_last_leader_with_a_machine() -> None:
+    view = fold_events(*IN_TWO_NETWORKS, elected(9, 2))
+    assert (view.network, view.former_network) == ("a", "")
+    changed = fold_events(elected(1, 3, "b"), view=view)
+    assert (changed.network, changed.former_network) == ("b", "a")
+
+
+def test_machines_of_another_network_than_the_runs_stand_by() -> None:
+    view = fold_events(*IN_TWO_NETWORKS)
+    assert [token for token in view.groups if view.stands_by(token)] == ["t-b"]
+    assert not view.stands_by(Token("unknown"))
+    lost = NodeLost(token=Token("t-a"), node=0, agent=None, reason="preempted")
+    alone = fold_events(lost, view=view)
+    assert not alone.stands_by(Token("t-b")), "no machine remains in the network of the run"
+
+
+def test_a_planned_group_is_in_the_network_of_its_offer() -> None:
+    planned, _ = group_in("t-c", "c")
+    offer = Offer(name="far", provisioner="local", market=Market.SPOT, network="c")
+    event = replace(planned, request=replace(planned.request, offer=offer))
+    view = fold_events(event, view=fold_events(*IN_TWO_NETWORKS))
+    assert view.network_of(Token("t-c")) == "c"
+    assert view.stands_by(Token("t-c"))
+
+
+def test_machines_are_left_if_the_run_returns_without_a_round() -> None:
+    changed = fold_events(*IN_TWO_NETWORKS, elected(1, 2, "b"))
+    returned = fold_events(elected(0, 3, "a"), view=changed)
+    assert [token for token, group in returned.groups.items() if group.is_left] == ["t-b"]
+    trained = fold_events(RoundOpened(round=a_round(1, members=[a_member(1)])), view=changed)
+    moved = fold_events(elected(0, 3, "a"), view=trained)
+    assert not any(group.is_left for group in moved.groups.values())
 
 
 # --- arbitrary event sequences -------------------------------------------------------------------

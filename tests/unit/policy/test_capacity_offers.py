@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from spotfit.core.ids import Token
 from spotfit.model.events import FailureCause, NodeLost, PreemptionNoticed, RoundClosed
-from spotfit.model.leader_state import LeaderState
 from spotfit.policy.capacity import (
     boot_failure_reason,
     final_refusal_reason,
@@ -20,8 +18,8 @@ from spotfit.policy.capacity import (
     staying_members,
     surplus_groups,
 )
-from spotfit.testing.builders import a_group_status, a_notice
-from tests.unit.policy.offered_run import DEARER, ON_DEMAND, SPOT, OfferedRun, an_offer
+from spotfit.testing.builders import a_notice
+from tests.unit.policy.offered_run import DEARER, ON_DEMAND, SPOT, OfferedRun
 
 FIRST, SECOND = Token("t-1"), Token("t-2")
 
@@ -202,29 +200,6 @@ def test_a_standing_request_is_no_surplus() -> None:
     run = moved_run()
     run.choose(160, "spot", standing="on-demand")
     assert surplus_groups(run.view, run.state(200)) == []
-
-
-def two_networks(*, running: bool) -> tuple[OfferedRun, LeaderState]:
-    """Requests in two networks; machines of the first one run or wait."""
-    near, far = an_offer("near", 1.0, network="a"), an_offer("far", 1.0, network="b")
-    run = OfferedRun(near, far, ON_DEMAND)
-    run.choose(0, "near", standing="far")
-    run.request(0, "t-1", near, network="a")
-    run.request(0, "t-2", far, network="b")
-    state = run.state(10)
-    if running:
-        state = replace(state, group_statuses={**state.group_statuses, FIRST: a_group_status()})
-    return run, state
-
-
-def test_a_request_in_another_network_than_the_machines_is_surplus() -> None:
-    run, state = two_networks(running=True)
-    assert surplus_groups(run.view, state) == [SECOND]
-
-
-def test_requests_in_several_networks_are_kept_until_machines_of_one_run() -> None:
-    run, state = two_networks(running=False)
-    assert surplus_groups(run.view, state) == []
 
 
 def test_a_headless_leader_releases_no_surplus() -> None:

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfit.model.events import FitEnded, LeaderElected
+from spotfit.model.group import GroupHandle
 from spotfit.model.spec import RunTiming
-from spotfit.model.view import View
+from spotfit.model.view import MachineGroup, View
 from spotfit.policy.election import (
     CLEANUP_LEASE_TIMEOUT_S,
     LeaderObservation,
     after_lease_read,
+    handover,
     leadership_claim,
 )
 from spotfit.testing.builders import (
@@ -70,6 +72,25 @@ def test_a_vanished_leader_is_succeeded_in_rank_order_and_recorded_as_lost() -> 
     assert (first.not_before, second.not_before) == (105.0, 105.1)
     assert first.lost_leader == an_agent_id(0)
     assert first.reason == "the previous leader's port is closed"
+
+
+def test_an_agent_of_another_network_leaves_the_lead_to_those_of_the_network() -> None:
+    headless = view(leader=LeaderElected(leader=an_agent_id(9), epoch=1, coordinator_address=None))
+    claimed = leadership_claim(headless, ME, ALIVE, stands_by=True)
+    assert claimed is not None
+    assert claimed.not_before == 105.0
+    own = leadership_claim(LOST_LEADER_VIEW, ME, ALIVE)
+    other = leadership_claim(LOST_LEADER_VIEW, ME, ALIVE, stands_by=True)
+    assert own is not None
+    assert other is not None
+    assert other.not_before == own.not_before + 5.0
+
+
+def test_a_handover_names_the_network_of_the_successor() -> None:
+    plan = a_group().plan
+    handle = GroupHandle(token=TOKEN, provisioner="local", name="t", network="b")
+    groups = {TOKEN: MachineGroup(plan=plan, handle=handle)}
+    assert handover(view(groups=groups), a_member(1), reason="").network == "b"
 
 
 def test_a_silent_leader_is_claimed_after_the_lease_timeout() -> None:

@@ -199,13 +199,12 @@ def test_machines_that_run_are_chosen_although_others_were_not_affordable() -> N
     assert workers(run, 200) == ON_SPOT
 
 
-def test_machines_are_chosen_in_the_network_of_those_that_run() -> None:
+def test_machines_are_chosen_in_all_networks() -> None:
     near, far = an_offer("near", 1.0, network="a"), an_offer("far", 0.1, network="b")
     anywhere = replace(ON_DEMAND, network="a")
     run = a_run(near, far, anywhere)
-    assert workers(run) == {"far": 2}
     training_on(run, near, network="a")
-    assert workers(run, 200) == {"near": 2}
+    assert workers(run, 200) == {"far": 2}
 
 
 # --- Refusals -------------------------------------------------------------------------------------
@@ -344,6 +343,16 @@ def test_after_the_loss_of_a_machine_the_choice_is_that_of_a_run_without_machine
     run.add(200, closed, lost)
     run.members.pop()
     assert workers(run, 201) == ON_SPOT
+
+
+def test_cheaper_on_demand_machines_are_chosen_once_although_spot_could_be_waited_for() -> None:
+    dear = an_offer("dear", 5.0)
+    run = a_run(SPOT, dear, ON_DEMAND, deadline_s=10 * HOUR_S, training_time_s=HOUR_S)
+    training_on(run, dear)
+    run.refuse(150, "t-2", SPOT)
+    assert workers(run, 200) == ON_ON_DEMAND
+    run.choose(200, "on-demand")
+    assert workers(run, 201) == ON_ON_DEMAND, "not to wait, and on-demand again"
 
 
 def test_spot_may_take_the_place_of_on_demand_machines_that_start_only_with_slack() -> None:

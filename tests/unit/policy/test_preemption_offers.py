@@ -11,6 +11,7 @@ from spotfit.model.leader_state import LeaderState, RoundCommit, Training
 from spotfit.policy.actions import Wait
 from spotfit.policy.preemption import is_move_ready, replace_working_nodes
 from spotfit.testing.builders import a_committed_checkpoint
+from tests.unit.policy.networked_run import a_networked_run, standby
 from tests.unit.policy.offered_run import ON_DEMAND, SPOT, OfferedRun
 
 NOW = 100.0
@@ -78,6 +79,18 @@ def test_a_round_is_not_closed_before_all_workers_have_other_machines() -> None:
     run = a_move(joined=1)
     commit = committed(run)
     assert decide(run, run.state(210), last_commit=commit) is None
+
+
+def test_a_round_is_closed_for_machines_of_another_network() -> None:
+    run = a_networked_run()
+    commit = committed(run)
+    assert not is_move_ready(run.view, run.state(210))
+    ready = run.state(210, standby=standby(2, 3))
+    assert is_move_ready(run.view, ready)
+    closed = decide(run, ready, last_commit=commit)
+    assert isinstance(closed, RoundClosed)
+    assert closed.reason == "moving to far; replacement ready"
+    assert decide(run, run.state(210, standby=standby(2)), last_commit=commit) is None
 
 
 def test_machines_of_the_chosen_offer_are_not_replaced() -> None:

@@ -19,16 +19,19 @@ from spotfit.model.events import (
     PricesChanged,
     RoundClosed,
 )
+from spotfit.model.group import NodeState
 from spotfit.model.leader_state import NoRound, Training
 from spotfit.policy.actions import (
     AppendEvent,
     LeaderAction,
+    ReleaseGroups,
     RequestMachines,
     Wait,
 )
 from spotfit.policy.cost_budget import SAVE_S
 from spotfit.policy.scheduler import next_action, next_round
-from spotfit.testing.builders import member_statuses
+from spotfit.testing.builders import a_group_status, an_agent_id, member_statuses
+from tests.unit.policy.networked_run import a_networked_run, close_round, standby
 from tests.unit.policy.offered_run import (
     HOUR_S,
     ON_DEMAND,
@@ -279,6 +282,43 @@ def test_the_next_round_does_not_wait_for_chosen_machines_that_are_not_requested
     run.choose(200, "spot")
     opened = next_round(run.view, run.state(210, phase=NoRound(since=NOW)), NOW)
     assert not isinstance(opened, Wait)
+
+
+def test_between_rounds_the_run_is_handed_over_to_another_network() -> None:
+    run = a_networked_run()
+    close_round(run, 300)
+    ready = {"standby": standby(2, 3), "phase": NoRound(since=NOW)}
+    handover = event(run, 310, **ready)
+    assert isinstance(handover, LeaderElected)
+    assert (handover.leader, handover.network) == (an_agent_id(2), "b")
+    run.add(310, CancelRequested(reason="cancelled"))
+    assert isinstance(event(run, 310, **ready), FitEnded)
+
+
+def test_a_round_does_not_wait_for_chosen_machines_of_another_network() -> None:
+    run = a_networked_run()
+    close_round(run, 300)
+    opened = next_round(run.view, run.state(310, phase=NoRound(since=NOW)), NOW)
+    assert not isinstance(opened, Wait)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_group_in_another_network_is_released_after_its_agents_have_exited(
+    *, is_running: bool
+) -> None:
+    run = a_networked_run(chosen="near")
+    run.add(300, PricesChanged(offers=(an_offer("far", 9.0, network="b"),)))
+    for node in range(2):
+        run.add(
+            300, NodeLost(token=Token("t-2"), node=node, agent=an_agent_id(2 + node), reason="")
+        )
+    states = [NodeState.RUNNING if is_running else NodeState.GONE] * 2
+    statuses = {Token("t-1"): a_group_status(), Token("t-2"): a_group_status(*states)}
+    lost_at = {Token("t-2"): NOW - 1.0}
+    phase = training(run, since=NOW - 10)
+    fields = {"phase": phase, "group_statuses": statuses, "loss_recorded_at": lost_at}
+    decided = action(run, 310, **fields)
+    assert isinstance(decided, Wait if is_running else ReleaseGroups)
 
 
 def test_machines_of_another_offer_are_released_once_a_round_runs_without_them() -> None:

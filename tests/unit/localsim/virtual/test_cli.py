@@ -15,7 +15,7 @@ def test_timeline_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 steps repeated" in output
 
 
-@pytest.mark.parametrize("kind", ["storm", "deadline", "budget"])
+@pytest.mark.parametrize("kind", ["storm", "deadline", "budget", "network"])
 def test_random_scenario_is_named_by_its_seed(kind: str) -> None:
     assert cli.find_scenario(kind, 4).name == f"{kind} 4"
 

@@ -31,6 +31,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     find_early_stops,
     find_exceeded_budget,
     find_missed_deadline,
+    find_unstable_choice,
     find_unused_machines,
     read_finish,
     read_releases,
@@ -271,6 +272,12 @@ def test_machines_without_a_round_that_trains_are_not_judged() -> None:
 # --- changes --------------------------------------------------------------------------------------
 
 
+def test_choice_that_changes_all_the_time_is_a_violation() -> None:
+    assert find_unstable_choice(replace(KEPT, chosen_at_s=tuple(range(0, 300, 5)))) is None
+    found = find_unstable_choice(replace(KEPT, chosen_at_s=(7.0, *range(100, 150))))
+    assert found == "the choice of machines was changed 20 times after 100 s"
+
+
 def test_long_gap_at_a_voluntary_change_is_a_violation() -> None:
     slow = (*KEPT.rounds[:2], round_of(3, "b1", (6201.0, 6230.0, None)))
     assert (
@@ -289,6 +296,8 @@ def test_release_before_the_change_is_a_violation() -> None:
     [
         machine("d1", 3050.0, 6195.0, reason="its agent exited"),
         machine("d1", 3050.0, 6240.0, noticed_at_s=6100.0),
+        machine("d1", 3050.0, 6205.0, reason="reclaimed"),
+        machine("d1", 3050.0, 6240.0, noticed_at_s=6210.0),
     ],
 )
 def test_gap_after_a_loss_or_a_notice_is_no_violation(lost: MachineRecord) -> None:

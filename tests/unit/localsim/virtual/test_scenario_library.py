@@ -2,11 +2,17 @@
 
 from spotfit.model.offer import Market
 from spotfit_localsim.virtual.engine import WALL_EPOCH_MS
-from spotfit_localsim.virtual.scenario import InvalidCredentials, KillForMemory
+from spotfit_localsim.virtual.scenario import (
+    AtMoveClosed,
+    AtNetworkChange,
+    InvalidCredentials,
+    KillForMemory,
+)
 from spotfit_localsim.virtual.scenario_library import (
     SCENARIOS,
     budget_scenario,
     deadline_scenario,
+    network_scenario,
     random_scenario,
 )
 
@@ -89,3 +95,17 @@ def test_budget_scenarios_have_a_budget_and_sometimes_a_deadline() -> None:
     assert all((scenario.cost.budget_usd or 0.0) > 0 for scenario in scenarios)
     with_deadline = sum(scenario.cost.deadline_ms is not None for scenario in scenarios)
     assert 15 < with_deadline < 45
+
+
+def test_network_scenarios_have_on_demand_machines_and_spot_zones_in_two_networks() -> None:
+    assert network_scenario(3) == network_scenario(3)
+    scenarios = [network_scenario(seed) for seed in range(60)]
+    for scenario in scenarios:
+        on_demand = [one for one in scenario.cost.offers if one.market is Market.ON_DEMAND]
+        assert [one.network for one in on_demand] == ["sim-east", "sim-west"]
+        assert scenario.cost.machines.keys() == {one.name for one in scenario.cost.offers}
+    spot = [one.network for scenario in scenarios for one in scenario.cost.offers[:-2]]
+    assert 0.3 < spot.count("sim-west") / len(spot) < 0.7
+    triggers = {type(event.trigger) for scenario in scenarios for event in scenario.events}
+    assert {AtMoveClosed, AtNetworkChange} <= triggers
+    assert 5 < sum(scenario.cost.budget_usd is not None for scenario in scenarios) < 40

@@ -17,6 +17,7 @@ from spotfit.model.events import (
     GroupsReleased,
     GroupSubmitted,
     GroupWaiting,
+    JournalEntry,
     JournalEvent,
     LeaderElected,
     MachinesChosen,
@@ -164,3 +165,11 @@ def test_first_line_of_a_timeline_is_the_outcome() -> None:
     result.violation = "a violation"
     assert "seed 7: a violation" in str(result)
     assert result.outcome is None
+
+
+def test_network_changes_are_counted_without_leaders_that_have_no_machine() -> None:
+    result = SimulationResult("scenario", 7)
+    for network in ("a", "", "a", "b", "", "a"):
+        elected = LeaderElected(leader=A1, epoch=len(result.entries), network=network)
+        result.entries.append(JournalEntry(run_id=RunId("r"), author=A1, event=elected))
+    assert result.network_changes == 2
