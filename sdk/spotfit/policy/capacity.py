@@ -196,7 +196,7 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
         return []
     wanted = dict(choice.workers)
     if choice.standing_offer:
-        wanted.setdefault(choice.standing_offer, view.spec.max_workers)
+        wanted[choice.standing_offer] = view.spec.max_workers
     missing = {
         offer: workers - slots_of_offer(view, state, offer) for offer, workers in wanted.items()
     }
@@ -205,6 +205,12 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
 
 def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
     """Return the worker slots of all machines of that offer that stay, connected or pending."""
+    nodes = nodes_of_offer(view, state, offer)
+    return sum(view.groups[token].plan.slots_per_node for token, _ in nodes)
+
+
+def nodes_of_offer(view: View, state: LeaderState, offer: str) -> list[tuple[Token, int]]:
+    """Return all machines of that offer that stay, connected or pending, as group and index."""
     tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
     leaving = {
         (status.member.token, status.member.node)
@@ -214,13 +220,13 @@ def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
     assignments = view.last_round.assignments if view.last_round else ()
     if state.is_headless:
         leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
-    return sum(
-        group.plan.slots_per_node
+    return [
+        (token, node)
         for token, group in view.groups.items()
         if token in tokens
         for node in group.active_nodes
         if (token, node) not in leaving
-    )
+    ]
 
 
 def is_of_other_offer(view: View, token: Token) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotfit.model.leader_state import Training
-from spotfit.model.market_record import MarketRecord
+from spotfit.model.market_record import MarketRecord, MeasuredSpeed
 from spotfit.policy.training_time import (
     changeover_s,
     complete_training_s,
@@ -55,8 +55,8 @@ def test_the_complete_training_takes_the_longer_of_measurement_and_estimate(
     measured_s: float, given_s: float | None, expected_s: float | None
 ) -> None:
     spec = OfferedRun(training_time_s=given_s).view.spec
-    share = 0.1 if measured_s else 0.0
-    record = MarketRecord(measured_s=measured_s, measured_share=share)
+    speeds = {2: MeasuredSpeed(share=0.1, measured_s=measured_s)} if measured_s else {}
+    record = MarketRecord(speeds=speeds)
     assert complete_training_s(a_view(spec=spec, market=record)) == expected_s
 
 
