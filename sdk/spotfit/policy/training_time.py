@@ -24,8 +24,12 @@ def changeover_s(view: View) -> float:
 
     Detection of the loss, the start of other machines, and the work that is repeated.
     """
-    gap_s = max([*view.market.commit_gaps_s, *view.market.first_gaps_s], default=0.0)
-    return view.spec.timing.lease_timeout_s + start_time_s(view) + gap_s
+    return view.spec.timing.lease_timeout_s + start_time_s(view) + repeated_work_s(view)
+
+
+def repeated_work_s(view: View) -> float:
+    """Return how much training a loss repeats at most, in seconds: the longest measured gap."""
+    return max([*view.market.commit_gaps_s, *view.market.first_gaps_s], default=0.0)
 
 
 def restart_s(view: View) -> float:
