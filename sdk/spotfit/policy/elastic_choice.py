@@ -270,7 +270,9 @@ def _elastic_state(
     lifetime_s = min((one.state.mean_lifetime_s for one in cheap), default=float("inf"))
     if spot is not None:
         lifetime_s = spot.state.mean_lifetime_s
-    pause_s, timing = restart_s(view), view.spec.timing
+    timing = view.spec.timing
+    # A round waits for machines that start.
+    pause_s = restart_s(view) + timing.round_fill_timeout_s
     return ElasticState(
         time_left_s=goal.time_left_s,
         work_left_s=goal.work_left_s,
@@ -282,11 +284,7 @@ def _elastic_state(
         spot_available=available,
         spot_training=0 if spot is None else spot.training,
         on_demand_machines=beside,
-        # After a loss, a round waits for machines that start.
-        loss_pause_s=timing.lease_timeout_s
-        + timing.round_fill_timeout_s
-        + pause_s
-        + repeated_work_s(view),
+        loss_pause_s=timing.lease_timeout_s + pause_s + repeated_work_s(view),
         growth_pause_s=pause_s,
         losses_per_hour=3600 / lifetime_s,
     )
@@ -330,7 +328,11 @@ def _spot_offer(
     granted = [one for one in cheap if one.state.refused_s is None]
     enough = [one for one in granted if not _is_too_small(view, one)]
     among = enough or granted
-    current = max(among, key=lambda one: (one.name in chosen, one.started), default=None)
+    current = max(
+        among,
+        key=lambda one: (one.name in chosen and one.requested > 0, one.started, one.name in chosen),
+        default=None,
+    )
     if current is not None and current.name not in chosen and not current.started:
         current = None
     running = None if current is None else list(offers).index(current)

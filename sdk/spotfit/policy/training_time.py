@@ -35,9 +35,9 @@ def repeated_work_s(view: View) -> float:
 def restart_s(view: View) -> float:
     """Return how long a round takes from its opening to the first step, in seconds.
 
-    It is a part of every start, which bounds it until it was measured.
+    The longest of the last ones; 0 before the first round, when nothing can be interrupted.
     """
-    return max(view.market.startups_s, default=start_time_s(view))
+    return max(view.market.startups_s, default=0.0)
 
 
 def complete_training_s(view: View) -> float | None:
