@@ -10,6 +10,7 @@ from spotfit.model.events import (
     GroupPlanned,
     GroupRefused,
     GroupSubmitted,
+    GroupWaiting,
     JournalEvent,
     LeaderElected,
     MachinesChosen,
@@ -125,6 +126,10 @@ class OfferedRun:
             GroupPlanned(request=request, plan=plan),
             GroupRefused(token=name, **{"reason": "no capacity", **fields}),
         )
+
+    def wait_at_backend(self, at_s: float, token: str) -> None:
+        """Record that the backend has no machines for a group yet."""
+        self.add(at_s, GroupWaiting(token=Token(token), reason="no capacity"))
 
     def bill(self, at_s: float, token: str, *, started_s: float, nodes: int = 2) -> None:
         """Record when the machines of a group have started."""
