@@ -929,10 +929,10 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     The deadline leaves one changeover of `changeover_s` and 1.08 to 1.9 times the training time.
     There are one to four spot offers and one on-demand offer in one region. On-demand machines are
     never lost. They are up after `ON_DEMAND_ARRIVAL_S` at most, and refused in a fifth of the
-    scenarios. Two of five groups are elastic, and most of these are slower with fewer workers.
+    scenarios. Half of the groups are elastic, and most of these are slower with fewer workers.
     """
     rng, sizes = SeededStreams(seed).stream("deadline"), SeededStreams(seed).stream("elastic")
-    workers, least = rng.choice([1, 2, 2, 3]), None
+    workers, least = rng.choice([1, 2, 2, 3]), None  # the smallest number, if it is elastic
     if sizes.bernoulli(0.4):
         workers = sizes.choice([2, 3, 4, 6])
         least = sizes.choice([1, max(1, workers // 2)])
@@ -958,7 +958,7 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     return Scenario(
         f"deadline {seed}",
         num_workers=workers,
-        min_workers=least,
+        min_workers=1 if least is None and workers > 1 and rng.bernoulli(0.25) else least,
         slots_per_machine=1,
         workload=workload,
         market=market,

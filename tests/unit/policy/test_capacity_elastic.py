@@ -21,7 +21,7 @@ DEADLINE_MS = T0_MS + 10**9
 
 
 def a_run(*, spot: int = 2, on_demand: int = 2) -> OfferedRun:
-    """A run of 2 to 4 workers that train on so many machines since 110 s; all are chosen."""
+    """A run of 2 to 4 workers that train since 110 s on those numbers of machines."""
     run = OfferedRun(workers=(2, 4), deadline_ms=DEADLINE_MS)
     run.choose_workers(0, spot=spot, on_demand=on_demand)
     run.request(0, "t-1", SPOT, nodes=spot)
