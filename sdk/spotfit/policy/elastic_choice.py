@@ -75,7 +75,10 @@ def observe_offer(
 ) -> ElasticOffer:
     """Return the offer with its machines; `waiting` are the groups that count as refused."""
     started, requested, in_group, training = 0, 0, 0, 0
+    leaving = _leaving_nodes(view, state)
     for token, node in nodes_of_offer(view, state, name):
+        if (token, node) in leaving:
+            continue
         slots = view.groups[token].plan.slots_per_node
         has_started = _has_started(view, state, token, node)
         started += slots * has_started
@@ -91,6 +94,32 @@ def observe_offer(
         training=training,
         limited_s=_limited_s(view, state, name, waiting),
     )
+
+
+def is_waiting_for_agents(view: View, state: LeaderState, now: float) -> bool:
+    """Whether agents of the last round may still connect to the leader, or be recorded as lost.
+
+    Their machines may run or not: a choice would be changed back as soon as that is known.
+    """
+    assignments = view.last_round.assignments if view.last_round else ()
+    missing = [
+        one
+        for one in assignments
+        if one.agent not in state.members
+        and one.agent not in view.lost_agents
+        and one.token in view.groups
+        and view.groups[one.token].is_node_active(one.node)
+    ]
+    since = max([state.phase.since, state.leading_since, *state.disconnected_since.values()])
+    is_recent = now - since <= view.spec.timing.rejoin_timeout_s
+    return bool(missing) and is_recent and not state.is_headless
+
+
+def _leaving_nodes(view: View, state: LeaderState) -> set[tuple[Token, int]]:
+    """Machines of the last round whose agents have disconnected after a preemption notice."""
+    assignments = view.last_round.assignments if view.last_round else ()
+    connected = {(one.member.token, one.member.node) for one in state.members.values()}
+    return {(one.token, one.node) for one in assignments if one.agent in view.notices} - connected
 
 
 def _limited_s(

@@ -63,6 +63,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         return view.market.choice
     goal = deadline_state(view, state, now)
     if view.spec.is_elastic:
+        if elastic_choice.is_waiting_for_agents(view, state, now):
+            return view.market.choice
         offers = _elastic_offers(view, state, candidates, now)
         return elastic_choice.choose_group(view, goal, offers)
     running = _running_offer(view, state, candidates, now)
