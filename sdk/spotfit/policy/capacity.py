@@ -131,16 +131,12 @@ def chosen_members(view: View, state: LeaderState) -> list[MemberStatus]:
     """Return the `staying_members` that the next round is to have, as far as they are connected.
 
     In an elastic run that chooses its offers, on each chosen one no more than its workers need.
-    Those of the last round come first, then the oldest ones.
     """
     staying, choice = staying_members(view, state), view.market.choice
     if not view.spec.is_elastic or choice is None or not choice.workers:
         return staying
     left, chosen = dict(choice.workers), []
-    assignments = view.last_round.assignments if view.last_round else ()
-    working = {one.agent for one in assignments}
-    order = {one: (one.member.agent not in working, one.joined_at) for one in staying}
-    for status in sorted(staying, key=lambda one: order[one]):
+    for status in sorted(staying, key=lambda one: _order(view, one)):
         request = view.market.requests.get(status.member.token)
         offer = "" if request is None else request.offer
         if left.get(offer, 1) > 0:
@@ -149,11 +145,18 @@ def chosen_members(view: View, state: LeaderState) -> list[MemberStatus]:
     return chosen
 
 
+def _order(view: View, status: MemberStatus) -> tuple[bool, float]:
+    """Members of the last round come first, then the oldest ones."""
+    assignments = view.last_round.assignments if view.last_round else ()
+    works = any(one.agent == status.member.agent for one in assignments)
+    return not works, status.joined_at
+
+
 def round_members(view: View, state: LeaderState) -> list[MemberStatus]:
     """Return the members that the next round has if it is opened now.
 
-    The `chosen_members`, and others in their place while these are too few. On-demand machines that
-    are not chosen any more work only as long as the others cannot train without them.
+    The `chosen_members`, and others in their place while these are too few. Without a deadline,
+    on-demand machines that are not chosen any more work only if the others cannot train without.
     """
     chosen = chosen_members(view, state)
     slots = sum(one.member.slots for one in chosen)
@@ -163,10 +166,10 @@ def round_members(view: View, state: LeaderState) -> list[MemberStatus]:
     others = [one for one in usable_members(view, state) if one.member.agent not in agents]
     if not view.spec.is_elastic:
         return [*chosen, *others]
-    if slots >= max(1, view.spec.min_workers):
+    if view.spec.cost.deadline_ms is None and slots >= max(1, view.spec.min_workers):
         others = [one for one in others if not _is_on_demand(view, one.member.token)]
     members = list(chosen)
-    for one in others:
+    for one in sorted(others, key=lambda one: _order(view, one)):
         if sum(member.member.slots for member in members) < view.spec.max_workers:
             members.append(one)
     return members

@@ -52,7 +52,8 @@ class ElasticOffer:
     requested: int
     """As `started`, and of those whose request is not refused."""
     in_group: int
-    """Of machines that work, or have waited for longer than a start takes; all between rounds."""
+    """Of machines that work, or have waited for longer than a start takes; between rounds, of all
+    whose agents are connected."""
     training: int
     """Of machines whose workers train."""
     limited_s: float | None
@@ -83,7 +84,7 @@ def observe_offer(
         has_started = _has_started(view, state, token, node)
         started += slots * has_started
         requested += slots * (has_started or token not in waiting)
-        in_group += slots * (has_started and _is_in_group(view, state, now, token, node))
+        in_group += slots * _is_in_group(view, state, now, token, node)
         training += slots * _trains(view, state, token, node)
     return ElasticOffer(
         name=name,
@@ -150,16 +151,19 @@ def _has_started(view: View, state: LeaderState, token: Token, node: int) -> boo
 
 
 def _is_in_group(view: View, state: LeaderState, now: float, token: Token, node: int) -> bool:
+    member = next(
+        (
+            one
+            for one in state.members.values()
+            if (one.member.token, one.member.node) == (token, node)
+        ),
+        None,
+    )
     if view.round is None:
-        return True
+        return member is not None
     if any((one.token, one.node) == (token, node) for one in view.round.assignments):
         return True
-    joined = (
-        one.joined_at
-        for one in state.members.values()
-        if (one.member.token, one.member.node) == (token, node)
-    )
-    return any(now - joined_at > start_time_s(view) for joined_at in joined)
+    return member is not None and now - member.joined_at > start_time_s(view)
 
 
 def _trains(view: View, state: LeaderState, token: Token, node: int) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.model.leader_state import LeaderState
+from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.policy.capacity import (
     chosen_members,
     find_lost_nodes,
@@ -20,9 +22,11 @@ from tests.unit.policy.offered_run import ON_DEMAND, SPOT, T0_MS, OfferedRun
 DEADLINE_MS = T0_MS + 10**9
 
 
-def a_run(*, spot: int = 2, on_demand: int = 2) -> OfferedRun:
+def a_run(
+    *, spot: int = 2, on_demand: int = 2, deadline_ms: int | None = DEADLINE_MS
+) -> OfferedRun:
     """A run of 2 to 4 workers that train since 110 s on those numbers of machines."""
-    run = OfferedRun(workers=(2, 4), deadline_ms=DEADLINE_MS)
+    run = OfferedRun(workers=(2, 4), deadline_ms=deadline_ms)
     run.choose_workers(0, spot=spot, on_demand=on_demand)
     run.request(0, "t-1", SPOT, nodes=spot)
     run.request(0, "t-2", ON_DEMAND, nodes=on_demand)
@@ -32,7 +36,7 @@ def a_run(*, spot: int = 2, on_demand: int = 2) -> OfferedRun:
     return run
 
 
-def tokens(members: list) -> list[str]:  # type: ignore[type-arg]
+def tokens(members: Sequence[MemberStatus]) -> list[str]:
     return [one.member.token for one in members]
 
 
@@ -93,13 +97,24 @@ def test_spot_machines_that_are_not_chosen_work_until_others_have_joined() -> No
     assert sorted(tokens(round_members(run.view, run.state(200)))) == ["t-1", "t-1", "t-2", "t-2"]
 
 
-def test_on_demand_machines_that_are_not_chosen_do_not_work_beside_enough_others() -> None:
-    run = a_run(spot=2, on_demand=2)
+def test_without_a_deadline_on_demand_machines_that_are_not_chosen_only_complete_the_minimum() -> (
+    None
+):
+    run = a_run(spot=2, on_demand=2, deadline_ms=None)
     run.choose_workers(200, spot=4)
     assert tokens(round_members(run.view, run.state(200))) == ["t-1", "t-1"]
-    run = a_run(spot=1, on_demand=3)
+    run = a_run(spot=1, on_demand=3, deadline_ms=None)
     run.choose_workers(200, spot=4)
     assert tokens(round_members(run.view, run.state(200))) == ["t-1", "t-2", "t-2", "t-2"]
+
+
+def test_with_a_deadline_on_demand_machines_work_until_the_spot_group_is_complete() -> None:
+    run = a_run(spot=2, on_demand=2)
+    run.choose_workers(200, spot=4)
+    run.request(200, "t-3", SPOT, nodes=1)
+    run.connect("t-3", first=4, nodes=1)
+    members = tokens(round_members(run.view, run.state(200)))
+    assert members == ["t-1", "t-1", "t-3", "t-2"]
 
 
 # --- Releases -------------------------------------------------------------------------------------

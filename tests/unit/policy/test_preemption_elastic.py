@@ -14,9 +14,9 @@ from tests.unit.policy.offered_run import ON_DEMAND, SPOT, T0_MS, OfferedRun
 NOW = 100.0
 
 
-def a_run(**workers: int) -> OfferedRun:
+def a_run(deadline_ms: int | None = T0_MS, **workers: int) -> OfferedRun:
     """A run of 2 to 4 workers that train on two spot machines; then `workers` are chosen."""
-    run = OfferedRun(workers=(2, 4), deadline_ms=T0_MS)
+    run = OfferedRun(workers=(2, 4), deadline_ms=deadline_ms)
     run.choose_workers(0, spot=4)
     run.request(0, "t-1", SPOT)
     run.connect("t-1")
@@ -70,8 +70,10 @@ def test_a_group_grows_by_machines_of_the_other_offer() -> None:
     assert grown.reason == "growing from 2 to 4 workers"
 
 
-def test_a_group_does_not_grow_by_on_demand_machines_that_are_not_chosen() -> None:
-    run = join(a_run(spot=4), "t-2", first=2, nodes=1)
+def test_without_a_deadline_a_group_does_not_grow_by_on_demand_machines_that_are_not_chosen() -> (
+    None
+):
+    run = join(a_run(None, spot=4), "t-2", first=2, nodes=1)
     assert resize_group(run.view, run.state(210), training(run), NOW) is None
 
 
