@@ -4,6 +4,7 @@
     find_exceeded_budget    the cost is never above the budget plus the stated margin
     find_unused_machines    at most one set of other machines beside those that train, and not long
     find_early_stops        machines are exchanged by starting the new ones first
+    find_alternations       a choice is not changed back before anything else was recorded
 
 Each returns the first violation, or None; `find_cost_violation` checks all of them. `CostRecord`
 has the exact times and prices of the cloud, which no process of the run knows. All times are
@@ -13,6 +14,7 @@ seconds of virtual time.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from spotfit.model.events import (
     FitEnded,
     GroupsReleased,
     JournalEntry,
+    MachinesChosen,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -94,6 +97,8 @@ class CostRecord:
     """When the run decided to release each group, or a machine of it."""
     replaced: frozenset[tuple[Token, int]] = frozenset()
     """Token and node index of the machines whose agents the run has stopped."""
+    alternations_s: tuple[float, ...] = ()
+    """When a choice of machines was changed back although nothing was recorded since the change."""
     finished_at_s: float | None = None
     """When the result of the finished training was recorded; None if it did not finish."""
     billed_usd: tuple[tuple[str, float], ...] = ()
@@ -163,6 +168,29 @@ def read_replaced(entries: Iterable[TimedEntry]) -> frozenset[tuple[Token, int]]
     )
 
 
+def read_alternations(entries: Iterable[TimedEntry]) -> tuple[float, ...]:
+    """Return when a choice was replaced by the one before, with no other entry in between.
+
+    Within a second: later, the leader may have observed what no entry contains.
+    """
+    found: list[float] = []
+    choices: list[MachinesChosen] = []
+    chosen_at_s = -math.inf  # when the entry before was a choice
+    for at_s, entry in entries:
+        event = entry.event
+        if not isinstance(event, MachinesChosen):
+            chosen_at_s = -math.inf
+            continue
+        if at_s - chosen_at_s <= 1.0 and choices[:-1] and _is_same_choice(event, choices[-2]):
+            found.append(at_s)
+        choices, chosen_at_s = [*choices[-1:], event], at_s
+    return tuple(found)
+
+
+def _is_same_choice(one: MachinesChosen, other: MachinesChosen) -> bool:
+    return (one.workers, one.standing_offer) == (other.workers, other.standing_offer)
+
+
 def read_finish(entries: Iterable[TimedEntry]) -> float | None:
     """Return when the training was recorded as finished; None if it was not."""
     for at_s, entry in entries:
@@ -179,6 +207,7 @@ def find_cost_violation(record: CostRecord, limits: CostBounds) -> str | None:
         find_exceeded_budget(record, limits),
         find_unused_machines(record, limits),
         find_early_stops(record, limits),
+        find_alternations(record),
     )
     return next(filter(None, found), None)
 
@@ -350,9 +379,24 @@ def find_early_stops(record: CostRecord, limits: CostBounds) -> str | None:
         if not is_change or after.trains_from_s is None:
             continue
         gap_s = after.trains_from_s - closed_s
-        if gap_s > limits.restart_s:
+        if gap_s > limits.restart_s and not _lost_between(record, closed_s, after.trains_from_s):
             return f"no training for {gap_s:.0f} s before round {after.number}"
     return None
+
+
+def find_alternations(record: CostRecord) -> str | None:
+    """A choice that was changed back for no recorded reason."""
+    first = next(iter(record.alternations_s), None)
+    return None if first is None else f"the choice was changed back at {first:.0f} s for no reason"
+
+
+def _lost_between(record: CostRecord, since_s: float, until_s: float) -> bool:
+    """Whether a machine was lost then: it may have been the new leader, or one to train with."""
+    return any(
+        record.is_lost(one) and one.up_at_s is not None and since_s <= one.ended_at_s <= until_s
+        for one in record.machines
+        if one.ended_at_s is not None
+    )
 
 
 def _has_loss(record: CostRecord, one: ObservedRound) -> bool:

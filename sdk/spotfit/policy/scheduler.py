@@ -462,8 +462,12 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
     if view.round is not None or state.is_headless:
         return
     staying = capacity.chosen_members(view, state) or capacity.usable_members(view, state)
-    # The longest connected agent is the most likely one to be in good health.
-    successors = sorted(staying, key=lambda status: (status.joined_at, status.member.agent))
+    # The longest connected agent is the most likely one to be in good health, unless it is silent.
+    silence_s = 2 * view.spec.timing.heartbeat_interval_s
+    successors = sorted(
+        staying,
+        key=lambda one: (now - one.last_heard_at > silence_s, one.joined_at, one.member.agent),
+    )
     reason = ""
     if state.agent_id in view.notices:
         reason = "the previous leader's node has a preemption notice"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from spotfit.model.events import FailureCause, LeaderElected, RoundClosed, RoundOpened
 from spotfit.model.leader_state import LeaderState, NoRound, RoundCommit, Training
 from spotfit.model.topology import Round
@@ -96,6 +98,17 @@ def test_a_leader_whose_machine_is_not_among_the_chosen_ones_hands_over() -> Non
     assert isinstance(action, AppendEvent)
     assert isinstance(action.event, LeaderElected)
     assert action.event.leader == an_agent_id(0)
+
+
+def test_the_leadership_is_not_handed_to_a_silent_agent() -> None:
+    run = between_rounds(join(a_run(on_demand=4), "t-2", first=2, nodes=4))
+    run.members = [replace(one, last_heard_at=NOW) for one in run.members]
+    run.members[2] = replace(run.members[2], last_heard_at=NOW - 10.0)
+    state = run.state(230, phase=NoRound(since=0.0), wall_ms=None)
+    action = next_action(run.view, state, NOW)
+    assert isinstance(action, AppendEvent)
+    assert isinstance(action.event, LeaderElected)
+    assert action.event.leader == an_agent_id(3)
 
 
 def test_a_leader_whose_machine_is_chosen_opens_the_round() -> None:
