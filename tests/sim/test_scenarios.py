@@ -553,6 +553,23 @@ def test_deadline_is_kept_on_an_adversarial_market(seed: int) -> None:
     assert record.finished_at_s <= record.deadline_s
 
 
+@pytest.mark.parametrize("seed", [16, 133])
+def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(seed: int) -> None:
+    """16: a backend with a queue grants machines one by one. 133: it refuses at once."""
+    scenario = deadline_scenario(seed)
+    result = simulate(scenario, seed)
+    record = result.cost
+    assert scenario.cost_limits is not None
+    assert unmet_conditions(record, scenario.cost_limits) == ()
+    market_of = {(one.token, one.node): one.market for one in record.machines}
+    markets = [frozenset(market_of[one] for one in each.machines) for each in record.rounds]
+    assert frozenset(Market) in markets, "both in one round"
+    assert len({len(one.machines) for one in record.rounds}) > 1
+    assert record.deadline_s is not None
+    assert record.finished_at_s is not None
+    assert record.finished_at_s <= record.deadline_s
+
+
 @pytest.mark.parametrize("seed", [1, 228])
 def test_budget_is_kept_with_all_that_the_run_costs(seed: int) -> None:
     """1: the price doubles, and the client's clock is wrong. 228: a sweep requests the machines."""

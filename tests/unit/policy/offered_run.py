@@ -97,7 +97,7 @@ class OfferedRun:
         workers = dict.fromkeys(names, 2)
         self.add(at_s, MachinesChosen(workers=workers, standing_offer=standing))
 
-    def choose_workers(self, at_s: float, standing: str = "", **workers: int) -> None:
+    def choose_workers(self, at_s: float, standing: str = "", /, **workers: int) -> None:
         """Record a choice with these numbers of workers; "_" in a name stands for "-"."""
         named = {name.replace("_", "-"): count for name, count in workers.items()}
         self.add(at_s, MachinesChosen(workers=named, standing_offer=standing))

@@ -49,7 +49,7 @@ def lost(run: OfferedRun, state: LeaderState) -> list[str]:
 
 def test_a_standing_request_is_for_the_rest_of_a_whole_group() -> None:
     run = a_run()
-    run.choose_workers(200, standing="spot", spot=2, on_demand=2)
+    run.choose_workers(200, "spot", spot=2, on_demand=2)
     assert missing_by_offer(run.view, run.state(200)) == [("spot", 2)]
 
 
@@ -74,7 +74,7 @@ def test_machines_of_all_offers_count_for_the_minimum() -> None:
 
 def test_a_group_that_is_to_replace_on_demand_machines_is_requested_as_a_whole() -> None:
     run = a_run(spot=1, on_demand=3)
-    run.choose_workers(200, standing="spot", spot=1, on_demand=3)
+    run.choose_workers(200, "spot", spot=1, on_demand=3)
     run.refuse(200, "t-3", SPOT)
     assert workers_to_request_of(run.view, run.state(200), "spot", 3) == 3
 
@@ -125,7 +125,7 @@ def test_machines_beyond_the_chosen_number_are_released_when_they_have_no_worker
     run.request(200, "t-3", SPOT)
     run.connect("t-3", first=4)
     assert lost(run, run.state(200)) == ["t-3", "t-3"]
-    run.choose_workers(201, standing="spot", spot=2, on_demand=2)
+    run.choose_workers(201, "spot", spot=2, on_demand=2)
     assert lost(run, run.state(201)) == [], "they are requested"
 
 
@@ -148,5 +148,5 @@ def test_the_leader_does_not_release_its_own_machine() -> None:
 def test_a_request_beyond_the_chosen_number_is_released(standing: str, surplus: list[str]) -> None:
     run = a_run(spot=2, on_demand=2)
     run.request(200, "t-3", SPOT)
-    run.choose_workers(201, standing=standing, spot=2, on_demand=2)
+    run.choose_workers(201, standing, spot=2, on_demand=2)
     assert surplus_groups(run.view, run.state(201)) == [Token(one) for one in surplus]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.model.events import GroupWaiting, MachinesChosen, NodeLost
+from spotfit.model.events import GroupWaiting, MachinesChosen, NodeLost, PreemptionNoticed
 from spotfit.model.group import NodeState
 from spotfit.model.leader_state import Training
 from spotfit.policy.machine_choice import choose_machines
-from spotfit.testing.builders import a_group_status, an_agent_id
+from spotfit.testing.builders import a_group_status, a_notice, an_agent_id
 from tests.unit.policy.offered_run import (
     DEARER,
     HOUR_S,
@@ -51,9 +51,9 @@ def on_spot(run: OfferedRun, nodes: int) -> OfferedRun:
     return run
 
 
-def mixed(run: OfferedRun, **fields: Any) -> OfferedRun:
+def mixed(run: OfferedRun, standing: str = "") -> OfferedRun:
     """Two spot and two on-demand machines train since 110 s."""
-    run.choose_workers(0, **{"spot": 2, "on_demand": 2, **fields})
+    run.choose_workers(0, standing, spot=2, on_demand=2)
     run.request(0, "t-1", SPOT)
     run.request(0, "t-2", ON_DEMAND)
     run.connect("t-1")
@@ -138,6 +138,24 @@ def test_a_lost_spot_machine_is_replaced_by_an_on_demand_one() -> None:
     run.add(200, NodeLost(token=Token("t-1"), node=0, agent=an_agent_id(0), reason="lost"))
     run.members = run.members[1:]
     assert decide(run, 201).workers == {"spot": 1, "on-demand": 3}
+
+
+def test_the_choice_stays_until_it_is_known_which_agents_are_lost() -> None:
+    run = mixed(a_run(slack_s=SHORT_S))
+    run.choose_workers(199, spot=4)
+    run.members = run.members[1:]
+    rejoin_s = run.view.spec.timing.rejoin_timeout_s
+    elected = {"leading_since": 200.0, "group_statuses": {}}
+    assert decide(run, 200.0 + rejoin_s, **elected).workers == {"spot": 4}
+    assert decide(run, 200.1 + rejoin_s).workers != {"spot": 4}
+
+
+def test_an_agent_that_left_after_its_notice_does_not_count() -> None:
+    run = mixed(a_run(slack_s=SHORT_S))
+    run.add(200, PreemptionNoticed(agent=an_agent_id(0), notice=a_notice()))
+    assert decide(run, 201).workers == {"spot": 1, "on-demand": 3}
+    run.members = run.members[1:]
+    assert decide(run, 202).workers == {"spot": 1, "on-demand": 3}
 
 
 def test_machines_that_wait_at_the_backend_do_not_count() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spotfit.model.leader_state import Training
@@ -60,7 +62,7 @@ def test_the_complete_training_takes_the_longer_of_measurement_and_estimate(
     assert complete_training_s(a_view(spec=spec, market=record)) == expected_s
 
 
-def a_run(**cost: float) -> OfferedRun:
+def a_run(**cost: Any) -> OfferedRun:
     """A run that trains since 110 s, with a commit of a quarter 50 s after the round was opened."""
     run = OfferedRun(**cost)
     run.request(0, "t-1", SPOT)
