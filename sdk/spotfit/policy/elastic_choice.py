@@ -23,6 +23,7 @@ as a start takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from spotfit.core.ids import Token
 from spotfit.core.units import format_count
 from spotfit.model.events import MachinesChosen
 from spotfit.model.group import NodeState, find_node_status
-from spotfit.model.leader_state import LeaderState, Training
+from spotfit.model.leader_state import LeaderState, MemberStatus, Training
 from spotfit.model.offer import Market
 from spotfit.model.view import View
 from spotfit.policy.capacity import nodes_of_offer, offer_request_due_s
@@ -146,24 +147,23 @@ def _has_started(view: View, state: LeaderState, token: Token, node: int) -> boo
     is_running = status is not None and status.state is NodeState.RUNNING
     usage = view.usage.groups.get(token)
     is_billed = usage is not None and usage.machines[node].started_ms is not None
-    members = (one.member for one in state.members.values())
-    return is_running or is_billed or any((m.token, m.node) == (token, node) for m in members)
+    return is_running or is_billed or _member_on(state, token, node) is not None
 
 
 def _is_in_group(view: View, state: LeaderState, now: float, token: Token, node: int) -> bool:
-    member = next(
-        (
-            one
-            for one in state.members.values()
-            if (one.member.token, one.member.node) == (token, node)
-        ),
-        None,
-    )
+    member = _member_on(state, token, node)
     if view.round is None:
         return member is not None
     if any((one.token, one.node) == (token, node) for one in view.round.assignments):
         return True
     return member is not None and now - member.joined_at > start_time_s(view)
+
+
+def _member_on(state: LeaderState, token: Token, node: int) -> MemberStatus | None:
+    """The connected agent on that machine."""
+    members = state.members.values()
+    on_node = (one for one in members if (one.member.token, one.member.node) == (token, node))
+    return next(on_node, None)
 
 
 def _trains(view: View, state: LeaderState, token: Token, node: int) -> bool:
@@ -189,7 +189,7 @@ def choose_group(
     before = {} if view.market.choice is None else view.market.choice.workers
     beside = sum(before.get(one.name, 0) for one in offers if not one.is_spot)
     if on_demand is None:
-        return _without_on_demand(view, spot, cheap)
+        return _all_on_spot(view, spot, cheap, "all machines that are granted, on spot only")
     chosen = 0 if spot is None else before.get(spot.name, 0)
     if goal is None:
         return _without_goal(view, spot, cheap, on_demand=on_demand, beside=beside)
@@ -206,12 +206,6 @@ def choose_group(
         standing_offer=_standing_offer(view, wanted),
         reason=sizes.reason,
     )
-
-
-def _without_on_demand(
-    view: View, spot: ElasticOffer | None, cheap: Sequence[ElasticOffer]
-) -> MachinesChosen:
-    return _all_on_spot(view, spot, cheap, "all machines that are granted, on spot only")
 
 
 def _all_on_spot(
@@ -286,24 +280,10 @@ def _elastic_state(
     chosen: int,
     beside: int,
 ) -> ElasticState:
-    """The input of the policy. `chosen` workers are on spot now, and `beside` on demand.
-
-    With on-demand machines, spot ones count as long as they are chosen, so that the next decision
-    has the same facts. Without them, machines that are not refused are expected to be granted.
-    """
-    size = view.spec.max_workers
-    if spot is None:
-        used, available = 0, 0
-    elif beside:
-        used = min(spot.requested, max(chosen, spot.in_group))
-        available = size if spot.started >= size else used
-    else:
-        used = spot.requested
-        available = size if spot.limited_s is None else used
-    lifetime_s = min((one.state.mean_lifetime_s for one in cheap), default=float("inf"))
-    if spot is not None:
-        lifetime_s = spot.state.mean_lifetime_s
-    timing = view.spec.timing
+    """The input of the policy. `chosen` workers are on spot now, and `beside` on demand."""
+    size, timing = view.spec.max_workers, view.spec.timing
+    used, available = _spot_workers(spot, size, chosen=chosen, beside=beside)
+    lifetimes_s = [one.state.mean_lifetime_s for one in (cheap if spot is None else [spot])]
     # A round waits for machines that start.
     pause_s = restart_s(view) + timing.round_fill_timeout_s
     return ElasticState(
@@ -313,14 +293,31 @@ def _elastic_state(
         look_s=goal.look_s,
         max_machines=size,
         min_machines=max(1, view.spec.min_workers),
-        spot_machines=min(used, size),
+        spot_machines=used,
         spot_available=available,
         spot_training=0 if spot is None else spot.training,
         on_demand_machines=beside,
         loss_pause_s=timing.lease_timeout_s + pause_s + repeated_work_s(view),
         growth_pause_s=pause_s,
-        losses_per_hour=3600 / lifetime_s,
+        losses_per_hour=3600 / min(lifetimes_s, default=math.inf),
     )
+
+
+def _spot_workers(
+    spot: ElasticOffer | None, size: int, *, chosen: int, beside: int
+) -> tuple[int, int]:
+    """How many workers spot machines that run or start are for, and how many they could be for.
+
+    Beside on-demand machines, spot ones count as long as they are chosen, so that the next decision
+    has the same facts. Without them, machines that are not refused are expected to be granted.
+    """
+    if spot is None:
+        return 0, 0
+    if beside:
+        used = min(size, spot.requested, max(chosen, spot.in_group))
+        return used, size if spot.started >= size else used
+    used = min(size, spot.requested)
+    return used, size if spot.limited_s is None else used
 
 
 # --- Offers ---------------------------------------------------------------------------------------
@@ -385,7 +382,7 @@ def _is_return_wanted(
 ) -> bool:
     """Whether a whole group of spot machines would replace the on-demand ones."""
     lowest = min((one.state.usd_per_hour for one in cheap), default=0.0)
-    ratio = on_demand.state.usd_per_hour / lowest if lowest > 0 else float("inf")
+    ratio = on_demand.state.usd_per_hour / lowest if lowest > 0 else math.inf
     return elastic.may_return and pays_to_return(elastic.changeover_s, ratio)
 
 
