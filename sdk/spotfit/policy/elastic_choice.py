@@ -281,7 +281,7 @@ def _elastic_state(
     beside: int,
 ) -> ElasticState:
     """The input of the policy. `chosen` workers are on spot now, and `beside` on demand."""
-    size, timing = view.spec.max_workers, view.spec.timing
+    size, timing, choice = view.spec.max_workers, view.spec.timing, view.market.choice
     used, available = _spot_workers(spot, size, chosen=chosen, beside=beside)
     lifetimes_s = [one.state.mean_lifetime_s for one in (cheap if spot is None else [spot])]
     # A round waits for machines that start.
@@ -297,6 +297,7 @@ def _elastic_state(
         spot_available=available,
         spot_training=0 if spot is None else spot.training,
         on_demand_machines=beside,
+        is_return_requested=bool(beside and choice is not None and choice.standing_offer),
         loss_pause_s=timing.lease_timeout_s + pause_s + repeated_work_s(view),
         growth_pause_s=pause_s,
         losses_per_hour=3600 / min(lifetimes_s, default=math.inf),

@@ -53,6 +53,8 @@ class ElasticState(DeadlineState):
     """Spot machines that train."""
     on_demand_machines: int
     """On-demand machines that run or start."""
+    is_return_requested: bool = False
+    """Whether a whole group of spot machines is requested to replace them."""
     loss_pause_s: float
     """Time that a loss costs the whole group: restart and repeated work."""
     growth_pause_s: float
@@ -70,7 +72,10 @@ class ElasticState(DeadlineState):
     def may_return(self) -> bool:
         """Whether the slack suffices to replace on-demand machines by a whole group of spot ones,
         with the losses that are expected until the deadline."""
-        return self.slack_s > self.safety_s + self.loss_s * self.changes_left
+        kept_s = self.loss_s * self.changes_left
+        # The slack is measured at commits: it varies by what a loss repeats.
+        margin_s = self.loss_pause_s if self.is_return_requested else 0.0
+        return self.slack_s > self.safety_s + max(0.0, kept_s - margin_s)
 
     @property
     def loss_s(self) -> float:
