@@ -379,7 +379,9 @@ def find_early_stops(record: CostRecord, limits: CostBounds) -> str | None:
         if not is_change or after.trains_from_s is None:
             continue
         gap_s = after.trains_from_s - closed_s
-        if gap_s > limits.restart_s and not _lost_between(record, closed_s, after.trains_from_s):
+        # A loss shortly before may not have been noticed yet.
+        since_s = closed_s - limits.restart_s
+        if gap_s > limits.restart_s and not _lost_between(record, since_s, after.trains_from_s):
             return f"no training for {gap_s:.0f} s before round {after.number}"
     return None
 
