@@ -989,6 +989,61 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     )
 
 
+def varying_capacity_scenario(seed: int, *, min_workers: int | None) -> Scenario:
+    """Return a run of four workers with a loose deadline, whose zone has 0 to 4 spot machines.
+
+    The number changes every 15 minutes on average. On-demand machines cost four times as much. The
+    group has a fixed size without `min_workers`.
+    """
+    workers = 4
+    workload = Workload(
+        steps=180,
+        step_s=(20.0, 21.0),
+        report_every=1,
+        save_every=2,
+        upload_s=(0.5, 5.0),
+        uploads_in_background=True,
+        uses_snapshots=True,
+        saves_at_end=True,
+        full_size=workers,
+    )
+    training_s = workload.steps * workload.step_s[1] * 1.02
+    deadline_s = 2 * training_s + 600.0
+    rng = SeededStreams(seed).stream("capacity")
+    levels = random_levels(rng, machines=workers, mean_s=900.0, duration_s=deadline_s + 600.0)
+    boot_s = (20.0, 60.0)
+    market = SimMarketConfig(
+        offers=(
+            SimOfferConfig(name="spot", prices=((0.0, 1.0),), capacity=levels, boot_s=boot_s),
+            SimOfferConfig(
+                name="on_demand", market=Market.ON_DEMAND, prices=((0.0, 4.0),), boot_s=boot_s
+            ),
+        ),
+        rejects_when_full=True,
+    )
+    return Scenario(
+        f"varying capacity {seed}",
+        num_workers=workers,
+        min_workers=min_workers,
+        slots_per_machine=1,
+        workload=workload,
+        market=market,
+        timing=_HOURLY_TIMING,
+        cost=CostSpec(
+            offers=market.offers_at(0.0, PROVISIONER_NAME),
+            machines={one.name: workers for one in market.offers},
+            deadline_ms=wall_ms(deadline_s),
+            uses_on_demand=True,
+            training_time_s=training_s,
+            start_time_s=180.0,
+        ),
+        cost_limits=CostBounds(arrival_s=ON_DEMAND_ARRIVAL_S, changeover_s=600.0, set_size=workers),
+        faults_duration_s=deadline_s + 600.0,
+        completion_timeout_s=2 * training_s + 3600.0,
+        release_timeout_s=300.0,
+    )
+
+
 def budget_scenario(seed: int) -> Scenario:
     """Return a run with a budget that may be too small, drawn from the seed; half have a deadline.
 
