@@ -43,7 +43,7 @@ def main() -> None:
     for epoch in range(restored.epoch if restored else 0, arguments.epochs):  # (+)
         sampler.set_epoch(epoch)
         for inputs, targets in loader:
-            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss: Any = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

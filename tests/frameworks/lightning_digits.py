@@ -36,7 +36,7 @@ def digits(begin: int, end: int) -> TensorDataset:
 def make_module(pl: Any, config: Config) -> Any:
     """Return a module with dropout, Adam, a schedule per step and one that follows a metric."""
 
-    class DigitsModule(pl.LightningModule):  # type: ignore[misc]  # of an optional package
+    class DigitsModule(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(
@@ -84,7 +84,7 @@ def make_module(pl: Any, config: Config) -> Any:
 def make_interruption(pl: Any, config: Config, saves: Any) -> Any:
     """Return a callback that kills this worker, or waits to be killed, after some batches."""
 
-    class Interruption(pl.Callback):  # type: ignore[misc]  # of an optional package
+    class Interruption(pl.Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if saves.restored is not None and trainer.is_global_zero:
                 name = f"restored-{config['label']}-{saves.restored.step}"
@@ -156,7 +156,7 @@ def train_in_fixed_batches(config: Config) -> list[list[int]]:
 
     counts: dict[int, int] = {}
 
-    class Counter(pl.Callback):  # type: ignore[misc]  # of an optional package
+    class Counter(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *_args: Any) -> None:
             counts[trainer.current_epoch] = counts.get(trainer.current_epoch, 0) + 1
 
@@ -191,7 +191,7 @@ def train_with_reports(config: Config) -> list[int]:
 
     epochs: list[int] = []
 
-    class Epochs(pl.Callback):  # type: ignore[misc]  # of an optional package
+    class Epochs(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, *_args: Any) -> None:
             epochs.append(trainer.current_epoch)
 

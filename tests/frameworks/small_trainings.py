@@ -21,7 +21,7 @@ def _train_lightning(pl: Any) -> list[float]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    class Model(pl.LightningModule):  # type: ignore[misc]  # of either package
+    class Model(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)

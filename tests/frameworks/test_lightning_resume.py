@@ -50,7 +50,7 @@ class StoppedError(Exception):
     """The process has ended."""
 
 
-class StopAfter(pl.Callback):  # type: ignore[misc]  # of an optional package
+class StopAfter(pl.Callback):
     def __init__(self, batches: int) -> None:
         self._batches = batches
 
@@ -59,7 +59,7 @@ class StopAfter(pl.Callback):  # type: ignore[misc]  # of an optional package
             raise StoppedError
 
 
-class Events(pl.Callback):  # type: ignore[misc]  # of an optional package
+class Events(pl.Callback):
     """Draws random numbers in hooks, and counts hooks in a state that is saved."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ def test_the_last_steps_are_saved_at_the_end_and_a_longer_training_continues(
 def test_a_restored_state_replaces_the_checkpoint_of_a_first_start(
     session: LocalSession, tmp_path: Path
 ) -> None:
-    class Keep(pl.Callback):  # type: ignore[misc]  # of an optional package
+    class Keep(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, *_args: Any) -> None:
             trainer.save_checkpoint(tmp_path / "first.ckpt")
 

@@ -65,6 +65,7 @@ from spotfit_localsim.virtual.scenario_library import (
     time_budget_while_waiting,
     uneven_end,
     uploads_outlive_workers,
+    varying_capacity_scenario,
     worker_crashes_within_budget,
 )
 from spotfit_localsim.virtual.sim_cloud import SimCloudProvisioner
@@ -551,6 +552,36 @@ def test_deadline_is_kept_on_an_adversarial_market(seed: int) -> None:
     assert record.deadline_s is not None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.deadline_s
+
+
+@pytest.mark.parametrize("seed", [16, 133])
+def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(seed: int) -> None:
+    """16: a backend with a queue grants machines one by one. 133: it refuses at once."""
+    scenario = deadline_scenario(seed)
+    result = simulate(scenario, seed)
+    record = result.cost
+    assert scenario.cost_limits is not None
+    assert unmet_conditions(record, scenario.cost_limits) == ()
+    market_of = {(one.token, one.node): one.market for one in record.machines}
+    markets = [frozenset(market_of[one] for one in each.machines) for each in record.rounds]
+    assert frozenset(Market) in markets, "both in one round"
+    assert len({len(one.machines) for one in record.rounds}) > 1
+    assert record.deadline_s is not None
+    assert record.finished_at_s is not None
+    assert record.finished_at_s <= record.deadline_s
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_elastic_group_costs_less_than_one_of_fixed_size_with_a_loose_deadline(seed: int) -> None:
+    fixed, elastic = (
+        simulate(varying_capacity_scenario(seed, min_workers=least), seed).cost
+        for least in (None, 1)
+    )
+    for record in (fixed, elastic):
+        assert record.finished_at_s is not None
+        assert record.deadline_s is not None
+        assert record.finished_at_s <= record.deadline_s
+    assert elastic.total_usd < 0.9 * fixed.total_usd
 
 
 @pytest.mark.parametrize("seed", [1, 228])

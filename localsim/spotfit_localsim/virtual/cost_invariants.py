@@ -5,6 +5,7 @@
     find_unused_machines    at most one set of other machines beside those that train, and not long
     find_early_stops        machines are exchanged by starting the new ones first
     find_unstable_choice    the choice of machines is not changed back and forth
+    find_alternations       a choice is not changed back before anything else was recorded
 
 Each returns the first violation, or None; `find_cost_violation` checks all of them. `CostRecord`
 has the exact times and prices of the cloud, which no process of the run knows. All times are
@@ -14,6 +15,7 @@ seconds of virtual time.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -98,6 +100,8 @@ class CostRecord:
     """When the choice of machines was changed, in order."""
     replaced: frozenset[tuple[Token, int]] = frozenset()
     """Token and node index of the machines whose agents the run has stopped."""
+    alternations_s: tuple[float, ...] = ()
+    """When a choice of machines was changed back although nothing was recorded since the change."""
     finished_at_s: float | None = None
     """When the result of the finished training was recorded; None if it did not finish."""
     billed_usd: tuple[tuple[str, float], ...] = ()
@@ -172,6 +176,29 @@ def read_choices(entries: Iterable[TimedEntry]) -> tuple[float, ...]:
     return tuple(at_s for at_s, entry in entries if isinstance(entry.event, MachinesChosen))
 
 
+def read_alternations(entries: Iterable[TimedEntry]) -> tuple[float, ...]:
+    """Return when a choice was replaced by the one before, with no other entry in between.
+
+    Within a second: later, the leader may have observed what no entry contains.
+    """
+    found: list[float] = []
+    choices: list[MachinesChosen] = []
+    chosen_at_s = -math.inf  # when the entry before was a choice
+    for at_s, entry in entries:
+        event = entry.event
+        if not isinstance(event, MachinesChosen):
+            chosen_at_s = -math.inf
+            continue
+        if at_s - chosen_at_s <= 1.0 and choices[:-1] and _is_same_choice(event, choices[-2]):
+            found.append(at_s)
+        choices, chosen_at_s = [*choices[-1:], event], at_s
+    return tuple(found)
+
+
+def _is_same_choice(one: MachinesChosen, other: MachinesChosen) -> bool:
+    return (one.workers, one.standing_offer) == (other.workers, other.standing_offer)
+
+
 def read_finish(entries: Iterable[TimedEntry]) -> float | None:
     """Return when the training was recorded as finished; None if it was not."""
     for at_s, entry in entries:
@@ -189,6 +216,7 @@ def find_cost_violation(record: CostRecord, limits: CostBounds) -> str | None:
         find_unused_machines(record, limits),
         find_early_stops(record, limits),
         find_unstable_choice(record),
+        find_alternations(record),
     )
     return next(filter(None, found), None)
 
@@ -358,7 +386,9 @@ def find_early_stops(record: CostRecord, limits: CostBounds) -> str | None:
         )
         is_change = offers_before != offers_after and before.cause in _CAUSES_OF_CHANGES
         trains_s = after.trains_from_s
-        if not is_change or trains_s is None or _is_interrupted(record, closed_s, trains_s):
+        # A loss shortly before may not have been noticed yet.
+        since_s = closed_s - limits.restart_s
+        if not is_change or trains_s is None or _is_interrupted(record, since_s, trains_s):
             continue
         gap_s = trains_s - closed_s
         if gap_s > limits.restart_s:
@@ -377,6 +407,12 @@ def find_unstable_choice(record: CostRecord) -> str | None:
         if last_s - first_s < _CHOICES_S:
             return f"the choice of machines was changed {_MAX_CHOICES} times after {first_s:.0f} s"
     return None
+
+
+def find_alternations(record: CostRecord) -> str | None:
+    """A choice that was changed back for no recorded reason."""
+    first = next(iter(record.alternations_s), None)
+    return None if first is None else f"the choice was changed back at {first:.0f} s for no reason"
 
 
 def _is_interrupted(record: CostRecord, from_s: float, until_s: float) -> bool:

@@ -162,6 +162,17 @@ def random_outages(
     return CapacityTrace("random outages", tuple(points), duration_s=duration_s)
 
 
+def random_levels(
+    stream: RandomStream, *, machines: int, mean_s: float, duration_s: float
+) -> CapacityTrace:
+    """Draw a capacity that changes to 0 to `machines` machines after times of mean `mean_s`."""
+    points, now = [], 0.0
+    while now < duration_s:
+        points.append((now, stream.randint(0, machines)))
+        now += stream.expovariate(1 / mean_s)
+    return CapacityTrace("random levels", tuple(points), duration_s=duration_s)
+
+
 class SimOffer:
     """One offer over time: unlimited and without preemptions once faults have been stopped."""
 

@@ -23,6 +23,7 @@ from spotfit_localsim.virtual.market import (
     SimMarketConfig,
     SimOfferConfig,
     price_at,
+    random_levels,
     random_outages,
 )
 from spotfit_localsim.virtual.scenario import (
@@ -933,10 +934,13 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     The deadline leaves one changeover of `changeover_s` and 1.08 to 1.9 times the training time.
     There are one to four spot offers and one on-demand offer in one region. On-demand machines are
     never lost. They are up after `ON_DEMAND_ARRIVAL_S` at most, and refused in a fifth of the
-    scenarios.
+    scenarios. Half of the groups are elastic, and most of these are slower with fewer workers.
     """
-    rng = SeededStreams(seed).stream("deadline")
-    workers = rng.choice([1, 2, 2, 3])
+    rng, sizes = SeededStreams(seed).stream("deadline"), SeededStreams(seed).stream("elastic")
+    workers, least = rng.choice([1, 2, 2, 3]), None  # the smallest number, if it is elastic
+    if sizes.bernoulli(0.4):
+        workers = sizes.choice([2, 3, 4, 6])
+        least = sizes.choice([1, max(1, workers // 2)])
     workload = Workload(
         steps=rng.randint(90, 300),
         step_s=(20.0, 21.0),
@@ -946,14 +950,20 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
         uploads_in_background=True,
         uses_snapshots=rng.bernoulli(0.5),
         saves_at_end=True,
+        full_size=workers if least is not None and sizes.bernoulli(0.8) else 0,
     )
     training_s = workload.steps * workload.step_s[1] * 1.02
     deadline_s = training_s * rng.uniform(1.08, 1.9) + changeover_s
-    market = _draw_offers(rng, machines=workers, duration_s=deadline_s + changeover_s)
+    market = _draw_offers(
+        rng,
+        machines=workers,
+        duration_s=deadline_s + changeover_s,
+        partial=sizes if least is not None else None,
+    )
     return Scenario(
         f"deadline {seed}",
         num_workers=workers,
-        min_workers=1 if workers > 1 and rng.bernoulli(0.25) else None,
+        min_workers=1 if least is None and workers > 1 and rng.bernoulli(0.25) else least,
         slots_per_machine=1,
         workload=workload,
         market=market,
@@ -979,6 +989,61 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
         wall_clock_error_s=rng.choice([0.0, 5.0, 7200.0]),
         clock_skew=rng.choice([0.0, 0.0005]),
         faults_duration_s=deadline_s + changeover_s,
+        completion_timeout_s=2 * training_s + 3600.0,
+        release_timeout_s=300.0,
+    )
+
+
+def varying_capacity_scenario(seed: int, *, min_workers: int | None) -> Scenario:
+    """Return a run of four workers with a loose deadline, whose zone has 0 to 4 spot machines.
+
+    The number changes every 15 minutes on average. On-demand machines cost four times as much. The
+    group has a fixed size without `min_workers`.
+    """
+    workers = 4
+    workload = Workload(
+        steps=180,
+        step_s=(20.0, 21.0),
+        report_every=1,
+        save_every=2,
+        upload_s=(0.5, 5.0),
+        uploads_in_background=True,
+        uses_snapshots=True,
+        saves_at_end=True,
+        full_size=workers,
+    )
+    training_s = workload.steps * workload.step_s[1] * 1.02
+    deadline_s = 2 * training_s + 600.0
+    rng = SeededStreams(seed).stream("capacity")
+    levels = random_levels(rng, machines=workers, mean_s=900.0, duration_s=deadline_s + 600.0)
+    boot_s = (20.0, 60.0)
+    market = SimMarketConfig(
+        offers=(
+            SimOfferConfig(name="spot", prices=((0.0, 1.0),), capacity=levels, boot_s=boot_s),
+            SimOfferConfig(
+                name="on_demand", market=Market.ON_DEMAND, prices=((0.0, 4.0),), boot_s=boot_s
+            ),
+        ),
+        rejects_when_full=True,
+    )
+    return Scenario(
+        f"varying capacity {seed}",
+        num_workers=workers,
+        min_workers=min_workers,
+        slots_per_machine=1,
+        workload=workload,
+        market=market,
+        timing=_HOURLY_TIMING,
+        cost=CostSpec(
+            offers=market.offers_at(0.0, PROVISIONER_NAME),
+            machines={one.name: workers for one in market.offers},
+            deadline_ms=wall_ms(deadline_s),
+            uses_on_demand=True,
+            training_time_s=training_s,
+            start_time_s=180.0,
+        ),
+        cost_limits=CostBounds(arrival_s=ON_DEMAND_ARRIVAL_S, changeover_s=600.0, set_size=workers),
+        faults_duration_s=deadline_s + 600.0,
         completion_timeout_s=2 * training_s + 3600.0,
         release_timeout_s=300.0,
     )
@@ -1060,11 +1125,16 @@ def _draw_change_event(rng: RandomStream) -> ScenarioEvent:
     return rng.choice(events)
 
 
-def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimMarketConfig:
+def _draw_offers(
+    rng: RandomStream, *, machines: int, duration_s: float, partial: RandomStream | None = None
+) -> SimMarketConfig:
+    """With the random stream `partial`, half of the zones have fewer machines at times."""
     zones = "abcd"[: rng.choice([1, 1, 2, 3, 4])]
     spot = tuple(
         _draw_spot_offer(rng, zone, machines=machines, duration_s=duration_s) for zone in zones
     )
+    if partial is not None:
+        spot = tuple(_with_levels(one, partial, machines, duration_s) for one in spot)
     on_demand = SimOfferConfig(
         name="on_demand",
         market=Market.ON_DEMAND,
@@ -1083,6 +1153,17 @@ def _draw_offers(rng: RandomStream, *, machines: int, duration_s: float) -> SimM
         clean_close_probability=rng.random(),
         lost_response_probability=rng.choice([0.0, 0.0, 0.05]),
     )
+
+
+def _with_levels(
+    offer: SimOfferConfig, rng: RandomStream, machines: int, duration_s: float
+) -> SimOfferConfig:
+    """The offer, in half of the draws with a capacity of 0 to `machines` machines."""
+    if rng.bernoulli(0.5):
+        return offer
+    mean_s = rng.choice([120.0, 600.0, 2400.0])
+    levels = random_levels(rng, machines=machines, mean_s=mean_s, duration_s=duration_s)
+    return replace(offer, capacity=levels)
 
 
 def _draw_spot_offer(

@@ -498,7 +498,8 @@ class SimWorker:
             yield None
             self._raise_if_peer_lost()
         training = self._context.training
-        yield self._context.stream.uniform_in(training.workload.step_s)
+        slowdown = training.workload.slowdown(self.start_message.world_size)
+        yield self._context.stream.uniform_in(training.workload.step_s) * slowdown
         self._raise_if_peer_lost()
         crash = training.take_crash(self.state.step + 1, self.rank)
         if crash is not None:

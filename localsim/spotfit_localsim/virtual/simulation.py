@@ -26,6 +26,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     CostRecord,
     TimedEntry,
     find_cost_violation,
+    read_alternations,
     read_choices,
     read_finish,
     read_releases,
@@ -609,6 +610,7 @@ class SimWorld:
             released_at_s=read_releases(self._timed_entries),
             replaced=read_replaced(self._timed_entries),
             chosen_at_s=read_choices(self._timed_entries),
+            alternations_s=read_alternations(self._timed_entries),
             finished_at_s=read_finish(self._timed_entries),
             billed_usd=tuple(
                 one for cloud in clouds for one in cloud.billed_usd_by_offer().items()

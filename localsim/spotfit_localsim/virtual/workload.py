@@ -50,6 +50,9 @@ class Workload:
 
     steps: int = 40
     step_s: FloatRange = (0.3, 0.6)
+    full_size: int = 0
+    """Number of workers with which a step takes `step_s`; with fewer ones it takes longer in
+    proportion. 0: it takes as long with any number."""
     start_s: FloatRange = (0.1, 1.0)
     report_every: int = 2
     save_every: int = 8
@@ -88,6 +91,10 @@ class Workload:
     """Time that a killed worker takes to exit."""
     crashes: tuple[UserCrash, ...] = ()
     validations: ValidationWorkload | None = None
+
+    def slowdown(self, workers: int) -> float:
+        """Return how many times longer a step takes with that number of workers."""
+        return self.full_size / workers if self.full_size else 1.0
 
     def checkpoint_name(self, step: int) -> str | None:
         """Return the name that the user's code gives to the checkpoint of a step, or None."""

@@ -179,6 +179,9 @@ def format_event(event: JournalEvent) -> str:
             return f"training {ended.outcome}; validations of the last checkpoints are pending"
         case MachinesChosen(workers=workers, reason=reason):
             names = ", ".join(workers) or "no machines for now"
+            if len(workers) > 1:
+                counts = ((name, format_count(one, "worker")) for name, one in workers.items())
+                names = ", ".join(f"{name} for {count}" for name, count in counts)
             standing = event.standing_offer
             also = f", and {standing} once it is available" if standing else ""
             return f"machines chosen: {names}{also} ({reason})"

@@ -71,6 +71,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tuple[Token, ...]
     """The groups of its machines."""
+    workers: int = 0
+    """Number of its workers."""
     start_progress: float | None
     """The share of the training that was done at its start; None if unknown, as for a snapshot in
     memory."""
@@ -80,6 +82,18 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the round at its last commit, or when the training function was called."""
     has_committed: bool = False
     """Whether it had a commit: before, the function imports, restores and compiles."""
+
+
+class MeasuredSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a share of the training has taken."""
+
+    share: float = 0.0
+    measured_s: float = 0.0
+
+    @property
+    def complete_s(self) -> float:
+        """Duration of the complete training at this speed."""
+        return self.measured_s / self.share
 
 
 class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,24 +117,21 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
     imports and the restore."""
     progress: float | None = None
     """The share of the training that the latest checkpoint contains; None if it is unknown."""
-    measured_share: float = 0.0
-    """The share of the training in which its speed was measured."""
-    measured_s: float = 0.0
-    """How long that has taken."""
-    first_share: float = 0.0
-    """As `measured_share`, for the first interval of each round, which includes its start."""
-    first_s: float = 0.0
-    """How long that has taken."""
+    speeds: dict[int, MeasuredSpeed] = {}
+    """The measured speed by number of workers."""
+    first_speeds: dict[int, MeasuredSpeed] = {}
+    """As `speeds`, in the first interval of each round, which includes its start."""
+    startups_s: tuple[float, ...] = ()
+    """The last durations from the opening of a round to the call of the training function."""
 
     @property
     def complete_training_s(self) -> float | None:
-        """Duration of the complete training at the measured speed; None before a measurement.
+        """Duration of the complete training at the speed of the largest group that was measured.
 
-        Too long as long as no round had two commits.
+        None before a measurement; too long as long as no round had two commits.
         """
-        if self.measured_share > 0:
-            return self.measured_s / self.measured_share
-        return self.first_s / self.first_share if self.first_share > 0 else None
+        speeds = self.speeds or self.first_speeds
+        return speeds[max(speeds)].complete_s if speeds else None
 
     def record_of(self, offer: str) -> OfferRecord:
         """Return what was observed of the offer with that name."""
@@ -133,10 +144,9 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
             commit_gaps_s=self.commit_gaps_s,
             first_gaps_s=self.first_gaps_s,
             progress=self.progress,
-            measured_share=self.measured_share,
-            measured_s=self.measured_s,
-            first_share=self.first_share,
-            first_s=self.first_s,
+            speeds=self.speeds,
+            first_speeds=self.first_speeds,
+            startups_s=self.startups_s,
             offers={
                 name: OfferRecord(running_s=one.running_s, losses=one.losses)
                 for name, one in self.offers.items()
@@ -231,7 +241,10 @@ def _open_round(record: MarketRecord, event: RoundOpened) -> MarketRecord:
     start_progress = record.progress if event.round.checkpoint_name is not None else 0.0
     if event.round.memory_snapshot is not None:
         start_progress = None
-    return replace(record, round=RoundRecord(tokens=tokens, start_progress=start_progress))
+    opened = RoundRecord(
+        tokens=tokens, workers=event.round.world_size, start_progress=start_progress
+    )
+    return replace(record, round=opened)
 
 
 def _offers_of(record: MarketRecord, tokens: Sequence[Token]) -> list[str]:
@@ -271,7 +284,13 @@ def _start_training(
         measured_from=None if start is None else (start, startup_s),
         committed_age_s=startup_s,
     )
-    return replace(record, requests=trained, start_durations_s=durations_s, round=round_)
+    return replace(
+        record,
+        requests=trained,
+        start_durations_s=durations_s,
+        startups_s=(*record.startups_s, startup_s)[-MAX_MEASUREMENTS:],
+        round=round_,
+    )
 
 
 def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:
@@ -298,15 +317,20 @@ def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:
     share, measured_s = event.progress - opened.measured_from[0], age_s - opened.measured_from[1]
     if share <= 0 or measured_s <= 0:
         return record
-    if not opened.has_committed:
+    if opened.has_committed:
         return replace(
-            record, first_share=record.first_share + share, first_s=record.first_s + measured_s
+            record, speeds=_with_measurement(record.speeds, opened.workers, share, measured_s)
         )
-    return replace(
-        record,
-        measured_share=record.measured_share + share,
-        measured_s=record.measured_s + measured_s,
-    )
+    first = _with_measurement(record.first_speeds, opened.workers, share, measured_s)
+    return replace(record, first_speeds=first)
+
+
+def _with_measurement(
+    speeds: dict[int, MeasuredSpeed], workers: int, share: float, measured_s: float
+) -> dict[int, MeasuredSpeed]:
+    before = speeds.get(workers, MeasuredSpeed())
+    after = MeasuredSpeed(share=before.share + share, measured_s=before.measured_s + measured_s)
+    return {**speeds, workers: after}
 
 
 def _close_round(record: MarketRecord, opened: RoundRecord, event: RoundClosed) -> MarketRecord:

@@ -129,6 +129,61 @@ def staying_members(view: View, state: LeaderState) -> list[MemberStatus]:
     ]
 
 
+def chosen_members(view: View, state: LeaderState) -> list[MemberStatus]:
+    """Return the `staying_members` that the next round is to have, as far as they are connected.
+
+    In an elastic run that chooses its offers, on each chosen one no more than its workers need.
+    """
+    staying, choice = staying_members(view, state), view.market.choice
+    if not view.spec.is_elastic or choice is None or not choice.workers:
+        return staying
+    left, chosen = dict(choice.workers), []
+    for status in sorted(staying, key=lambda one: _order(view, one)):
+        request = view.market.requests.get(status.member.token)
+        offer = "" if request is None else request.offer
+        if left.get(offer, 1) > 0:
+            chosen.append(status)
+            left[offer] = left.get(offer, view.spec.max_workers) - status.member.slots
+    return chosen
+
+
+def _order(view: View, status: MemberStatus) -> tuple[bool, float]:
+    """Members of the last round come first, then the oldest ones."""
+    assignments = view.last_round.assignments if view.last_round else ()
+    works = any(one.agent == status.member.agent for one in assignments)
+    return not works, status.joined_at
+
+
+def round_members(view: View, state: LeaderState) -> list[MemberStatus]:
+    """Return the members that the next round has if it is opened now.
+
+    The `chosen_members`, and others in their place while these are too few. Without a deadline,
+    on-demand machines that are not chosen any more work only if the others cannot train without.
+    """
+    chosen = chosen_members(view, state)
+    slots = sum(one.member.slots for one in chosen)
+    if slots >= view.spec.max_workers:
+        return chosen
+    agents = {one.member.agent for one in chosen}
+    others = [one for one in usable_members(view, state) if one.member.agent not in agents]
+    if not view.spec.is_elastic:
+        return [*chosen, *others]
+    if view.spec.cost.deadline_ms is None and slots >= max(1, view.spec.min_workers):
+        others = [one for one in others if not _is_on_demand(view, one.member.token)]
+    members = list(chosen)
+    for one in sorted(others, key=lambda one: _order(view, one)):
+        if sum(member.member.slots for member in members) < view.spec.max_workers:
+            members.append(one)
+    return members
+
+
+def _is_on_demand(view: View, token: Token) -> bool:
+    """Whether a group was rented on demand, in a run that chooses its offers."""
+    group = view.groups[token]
+    is_on_demand = group.offer is not None and group.offer.market is Market.ON_DEMAND
+    return is_on_demand and view.market.choice is not None
+
+
 def pending_slots(view: View, state: LeaderState) -> int:
     """Return the worker slots of machines that were requested and whose agents are not connected.
 
@@ -215,7 +270,7 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
         return []
     wanted = dict(choice.workers)
     if choice.standing_offer:
-        wanted.setdefault(choice.standing_offer, view.spec.max_workers)
+        wanted[choice.standing_offer] = view.spec.max_workers
     missing = {
         offer: workers - slots_of_offer(view, state, offer) for offer, workers in wanted.items()
     }
@@ -224,6 +279,12 @@ def missing_by_offer(view: View, state: LeaderState) -> list[tuple[str, int]]:
 
 def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
     """Return the worker slots of all machines of that offer that stay, connected or pending."""
+    nodes = nodes_of_offer(view, state, offer)
+    return sum(view.groups[token].plan.slots_per_node for token, _ in nodes)
+
+
+def nodes_of_offer(view: View, state: LeaderState, offer: str) -> list[tuple[Token, int]]:
+    """Return all machines of that offer that stay, connected or pending, as group and index."""
     tokens = {token for token, one in view.market.requests.items() if one.offer == offer}
     leaving = {
         (status.member.token, status.member.node)
@@ -237,13 +298,13 @@ def slots_of_offer(view: View, state: LeaderState, offer: str) -> int:
     assignments = view.last_round.assignments if view.last_round else ()
     if state.is_headless:
         leaving = {(one.token, one.node) for one in assignments if one.agent in view.notices}
-    return sum(
-        group.plan.slots_per_node
+    return [
+        (token, node)
         for token, group in view.groups.items()
         if token in tokens
         for node in group.active_nodes
         if (token, node) not in leaving
-    )
+    ]
 
 
 def is_of_other_offer(view: View, token: Token) -> bool:
@@ -385,9 +446,26 @@ def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
         and group.handle is not None
         and group.active_nodes
         and token not in connected | assigned
-        and (is_complete or (view.round is not None and view.stands_by(token)))
-        and is_unwanted(view, token)
+        and (
+            (is_complete and _is_excess_group(view, state, token))
+            or (is_complete and is_unwanted(view, token))
+            or (view.round is not None and view.stands_by(token) and is_unwanted(view, token))
+        )
     ]
+
+
+def _is_excess_group(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether the other groups of its offer suffice for the workers that an elastic run has there.
+
+    False for a standing request, and without workers on that offer.
+    """
+    choice, offer = view.market.choice, view.market.requests[token].offer
+    workers = 0 if choice is None else choice.workers.get(offer, 0)
+    if not view.spec.is_elastic or not workers or is_standing_request(view, token):
+        return False
+    group = view.groups[token]
+    own = group.plan.slots_per_node * len(group.active_nodes)
+    return slots_of_offer(view, state, offer) - own >= workers
 
 
 def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = None) -> bool:
@@ -405,11 +483,31 @@ def workers_to_request(view: View, missing: int) -> int:
     """
     if not view.spec.is_elastic:
         return missing
-    present = view.spec.max_workers - missing
-    required = max(1, view.spec.min_workers - present)
+    return _halved(view, missing, view.refusals, view.spec.max_workers - missing)
+
+
+def workers_to_request_of(view: View, state: LeaderState, offer: str, missing: int) -> int:
+    """Return the number of workers of the next request for an offer, as `workers_to_request`.
+
+    All missing ones for the standing request of a run with a deadline: only a whole group replaces
+    on-demand machines.
+    """
+    choice = view.market.choice
+    if not view.spec.is_elastic or choice is None:
+        return missing
+    replaces = bool(choice.workers) and view.spec.cost.deadline_ms is not None
+    if offer == choice.standing_offer and replaces:
+        return missing
+    names = {*choice.workers, offer}
+    present = sum(slots_of_offer(view, state, name) for name in names)
+    return _halved(view, missing, view.market.record_of(offer).refusals, present)
+
+
+def _halved(view: View, missing: int, refusals: int, present: int) -> int:
+    required = min(missing, max(1, view.spec.min_workers - present))
     # All-or-nothing backends refuse a large group although part of it is available; halving finds a
     # size that fits after O(log n) refusals.
-    return max(required, missing >> view.refusals)
+    return max(required, missing >> refusals)
 
 
 def next_request_at(view: View, state: LeaderState) -> float:
@@ -555,7 +653,9 @@ def _loss_while_connected(
         # The run decides whether it moves to such a machine, now that it is granted.
         elif is_train and is_standing_request(view, token):
             reason = None
-        elif is_train and _is_surplus_member(view, state, agent):
+        elif is_train and (
+            _is_unused_in_elastic_run(view, state, agent) or _is_surplus_member(view, state, agent)
+        ):
             reason = _NOT_NEEDED
     if reason is not None:
         return NodeLost(token=token, node=node, agent=agent, reason=reason)
@@ -604,6 +704,18 @@ def _is_surplus_member(view: View, state: LeaderState, agent: AgentId) -> bool:
         (one.token, one.node) == (own.token, own.node) for one in view.round.assignments
     )
     return not has_predecessor and _is_complete(view, state, without=agent)
+
+
+def _is_unused_in_elastic_run(view: View, state: LeaderState, agent: AgentId) -> bool:
+    """Whether the next round would not have the agent either: more machines are rented than chosen.
+
+    The leader's own machine is released after it has handed over the leadership.
+    """
+    choice = view.market.choice
+    if not view.spec.is_elastic or choice is None or not choice.workers:
+        return False
+    members = {one.member.agent for one in round_members(view, state)}
+    return agent not in members and agent != state.agent_id
 
 
 def _loss_while_disconnected(

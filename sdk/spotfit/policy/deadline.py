@@ -94,7 +94,7 @@ def choose_market(
     if running is None:
         needed_s = 2 * state.changeover_s + state.look_s
         return _spot_if_slack(state, needed_s, "a start of spot machines and of on-demand ones")
-    if not _pays_to_return(state.changeover_s, price_ratio):
+    if not pays_to_return(state.changeover_s, price_ratio):
         return MarketChoice(
             Market.ON_DEMAND, "a return to spot machines would cost more than it saves"
         )
@@ -132,8 +132,8 @@ def _slack_text(state: DeadlineState, needed_s: float) -> str:
     return f"{format_seconds(slack_s)} of slack, {format_seconds(needed_s)} are kept"
 
 
-def _pays_to_return(changeover_s: float, price_ratio: float) -> bool:
-    """Whether a mean stay on spot saves more than the two changes that it takes.
+def pays_to_return(changeover_s: float, price_ratio: float) -> bool:
+    """Return whether a mean stay on spot saves more than the two changes that it takes.
 
     The second change is followed by on-demand machines for the share of an outage that the start
     delays them.

@@ -6,6 +6,7 @@
     deadline, remaining time unknown     | spot machines, on-demand ones where spot is refused
     no deadline, fallback to on-demand   | the same
     deadline, no fallback                | the cheapest spot offer that is not refused
+    elastic group                        | `elastic_choice.choose_group`
 
 The choice is written to the journal when it changes (`MachinesChosen`). Requests follow from it:
 `capacity.missing_by_offer` counts the machines of each chosen offer only, so that machines of a new
@@ -29,7 +30,7 @@ from spotfit.model.events import MachinesChosen
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
-from spotfit.policy import cost_budget, offer_choice
+from spotfit.policy import cost_budget, elastic_choice, offer_choice
 from spotfit.policy.capacity import (
     has_agents,
     has_machines,
@@ -37,6 +38,7 @@ from spotfit.policy.capacity import (
     slots_of_offer,
 )
 from spotfit.policy.deadline import DeadlineState
+from spotfit.policy.elastic_choice import ElasticOffer
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
 from spotfit.policy.training_time import changeover_s, start_time_s, work_left_s
@@ -61,8 +63,13 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         return None
     if not _is_informed(view, state, now):
         return view.market.choice
-    running = _running_offer(view, state, candidates, now)
     goal = deadline_state(view, state, now)
+    if view.spec.is_elastic:
+        if elastic_choice.is_waiting_for_agents(view, state, now):
+            return view.market.choice
+        offers = _elastic_offers(view, state, _in_one_network(view, state, candidates), now)
+        return elastic_choice.choose_group(view, goal, offers)
+    running = _running_offer(view, state, candidates, now)
     chosen = _choose(view, goal, candidates, running)
     if chosen.offer is None:
         chosen = _unless_reversed(view, state, goal, candidates, chosen, now)
@@ -131,6 +138,34 @@ def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
     if all(refused[name] is not None for name in on_demand):
         refused |= dict.fromkeys(on_demand)
     return [_Candidate(one, _offer_state(view, one, refused[one.name])) for one in possible]
+
+
+def _in_one_network(
+    view: View, state: LeaderState, candidates: Sequence[_Candidate]
+) -> Sequence[_Candidate]:
+    """The offers of the network in which the run has machines; all while it has none.
+
+    An elastic group has machines of two offers at the same time, which must be able to connect.
+    """
+    occupied = {
+        group.handle.network
+        for token, group in view.groups.items()
+        if group.handle is not None and group.active_nodes and has_machines(state, token)
+    } - {""}
+    network = view.network if view.network in occupied else min(occupied, default="")
+    return [one for one in candidates if not network or one.offer.network in ("", network)]
+
+
+def _elastic_offers(
+    view: View, state: LeaderState, candidates: Sequence[_Candidate], now: float
+) -> list[ElasticOffer]:
+    waiting = {one for one in view.market.requests if _is_refused(view, state, one, now)}
+    return [
+        elastic_choice.observe_offer(
+            view, state, now, name=one.offer.name, offer=one.state, waiting=waiting
+        )
+        for one in candidates
+    ]
 
 
 def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferState:

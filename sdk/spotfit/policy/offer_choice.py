@@ -84,7 +84,7 @@ def choose_offer(
     on-demand.
     """
     highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
-    cheap = _cheap_offers(offers, highest)
+    cheap = cheap_offers(offers, highest)
     granted = [n for n in cheap if offers[n].refused_s is None]
     # Waiting for spot machines that cost more than on-demand ones would save nothing.
     market, reason = MarketChoice(Market.ON_DEMAND, "spot machines are not cheaper")
@@ -113,6 +113,16 @@ def choose_offer(
     return OfferChoice(best, reason)
 
 
+def cheap_offers(offers: Sequence[OfferState], highest: float) -> list[int]:
+    """Return the spot offers that cost less than the mean of the cheapest one and `highest`.
+
+    By their indexes; `highest` is the price of on-demand machines, in US dollars per hour.
+    """
+    spot = [n for n, one in enumerate(offers) if one.market is Market.SPOT]
+    lowest = min((offers[n].usd_per_hour for n in spot), default=highest)
+    return [n for n in spot if offers[n].usd_per_hour <= (lowest + highest) / 2]
+
+
 def choose_without_waiting(
     offers: Sequence[OfferState], running: int | None, *, changeover_s: float
 ) -> OfferChoice:
@@ -123,7 +133,7 @@ def choose_without_waiting(
     start.
     """
     highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
-    cheap = _cheap_offers(offers, highest)
+    cheap = cheap_offers(offers, highest)
     spot = choose_spot_offer(offers, running, among=cheap)
     if spot.offer is not None and offers[spot.offer].refused_s is None:
         return spot
@@ -177,12 +187,6 @@ def _affordable(
 
 def _usd(offer: OfferState) -> str:
     return f"${offer.usd_per_hour:.2f} per hour"
-
-
-def _cheap_offers(offers: Sequence[OfferState], highest: float) -> list[int]:
-    spot = [n for n, one in enumerate(offers) if one.market is Market.SPOT]
-    lowest = min((offers[n].usd_per_hour for n in spot), default=highest)
-    return [n for n in spot if offers[n].usd_per_hour <= (lowest + highest) / 2]
 
 
 def _shortest_refusal_s(offers: Iterable[OfferState]) -> float | None:

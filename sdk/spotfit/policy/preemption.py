@@ -28,16 +28,18 @@ from spotfit.core.units import format_seconds
 from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.model.failure_model import SaveCostEstimate
 from spotfit.model.leader_state import LeaderState, Training
-from spotfit.model.topology import NodeAssignment, Notice
+from spotfit.model.offer import Market
+from spotfit.model.topology import NodeAssignment, Notice, Round
 from spotfit.model.view import View
 from spotfit.policy import network_change
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import (
+    chosen_members,
     is_last_attempt,
     is_of_other_offer,
     is_replaced,
     joining_slots,
-    staying_members,
+    round_members,
     usable_members,
 )
 from spotfit.policy.failure_detection import is_missing
@@ -390,8 +392,8 @@ def replace_working_nodes(
     last = [
         one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)
     ]
-    other = [one for one in training.round.assignments if is_of_other_offer(view, one.token)]
-    if not (last or other) or not _can_replace_all(view, state):
+    other = _moving_nodes(view, state, training.round)
+    if not (last or other) or not _can_replace_all(view, state, training.round):
         return None
     names = ", ".join(assignment.machine_name for assignment in last)
     reason = f"the backend would not restart {names} again"
@@ -413,15 +415,43 @@ def is_move_ready(view: View, state: LeaderState) -> bool:
     """
     if view.round is None:
         return False
-    is_moving = any(is_of_other_offer(view, one.token) for one in view.round.assignments)
-    return is_moving and _can_replace_all(view, state)
+    is_moving = bool(_moving_nodes(view, state, view.round))
+    return is_moving and _can_replace_all(view, state, view.round)
 
 
-def _can_replace_all(view: View, state: LeaderState) -> bool:
+def _moving_nodes(view: View, state: LeaderState, round_: Round) -> list[NodeAssignment]:
+    """The nodes of the round that the run is to replace by those that it has chosen.
+
+    Of an offer that is not chosen any more, and in an elastic run also those beyond the number of
+    workers that are chosen on their offer.
+    """
+    other = [one for one in round_.assignments if is_of_other_offer(view, one.token)]
+    if other or not view.spec.is_elastic or view.market.choice is None:
+        return other
+    chosen = {one.member.agent for one in chosen_members(view, state)}
+    usable = {one.member.agent for one in usable_members(view, state)}
+    return [one for one in round_.assignments if one.agent in usable - chosen]
+
+
+def _can_replace_all(view: View, state: LeaderState, round_: Round) -> bool:
     """Whether machines that stay, or those of another network, could continue the open round."""
-    assert view.round is not None
-    slots = sum(one.member.slots for one in staying_members(view, state) if one.is_warm)
-    return slots >= view.round.world_size or network_change.is_change_ready(view, state)
+    is_warm = _are_replacements_warm(view, state, round_)
+    return is_warm or network_change.is_change_ready(view, state)
+
+
+def _are_replacements_warm(view: View, state: LeaderState, round_: Round) -> bool:
+    """Whether the machines that stay could train with as many workers as the round has.
+
+    While on-demand machines are chosen, as many as are chosen: they start at about the same time,
+    and the run can work with the others until then.
+    """
+    slots = sum(one.member.slots for one in chosen_members(view, state) if one.is_warm)
+    choice, needed = view.market.choice, round_.world_size
+    if view.spec.is_elastic and choice is not None and choice.workers:
+        offers = {one.name: one.market for one in view.spec.cost.offers}
+        if any(offers.get(name) is Market.ON_DEMAND for name in choice.workers):
+            needed = max(needed, min(view.spec.max_workers, sum(choice.workers.values())))
+    return slots >= needed
 
 
 def resize_group(
@@ -437,7 +467,8 @@ def resize_group(
     spec = view.spec
     if not spec.is_elastic or training.round.world_size >= spec.max_workers:
         return None
-    slots = min(spec.max_workers, _warm_slots(view, state))
+    warm = (one.member.slots for one in round_members(view, state) if one.is_warm)
+    slots = min(spec.max_workers, sum(warm))
     if slots <= training.round.world_size:
         return None
     due_at = training.since + spec.resize_interval_s

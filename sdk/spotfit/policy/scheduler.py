@@ -69,9 +69,9 @@ from spotfit.policy.actions import (
     Wait,
 )
 from spotfit.policy.capacity import (
-    joining_slots,
     next_request_at,
     pending_slots,
+    round_members,
     staying_members,
     usable_members,
 )
@@ -300,7 +300,8 @@ def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterat
             yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
         else:
             reason = f"{missing} of {view.spec.max_workers} workers need a machine of {name}"
-            yield RequestMachines(missing, reason, offer=by_name[name])
+            workers = capacity.workers_to_request_of(view, state, name, missing)
+            yield RequestMachines(workers, reason, offer=by_name[name])
 
 
 def _record_prices(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -480,9 +481,13 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
     if changed is not None and not _is_training_over(view):
         yield AppendEvent(changed)
         return
-    staying = capacity.staying_members(view, state) or capacity.usable_members(view, state)
-    # The longest connected agent is the most likely one to be in good health.
-    successors = sorted(staying, key=lambda status: (status.joined_at, status.member.agent))
+    staying = capacity.chosen_members(view, state) or capacity.usable_members(view, state)
+    # The longest connected agent is the most likely one to be in good health, unless it is silent.
+    silence_s = 2 * view.spec.timing.heartbeat_interval_s
+    successors = sorted(
+        staying,
+        key=lambda one: (now - one.last_heard_at > silence_s, one.joined_at, one.member.agent),
+    )
     reason = ""
     if state.agent_id in view.notices:
         reason = "the previous leader's node has a preemption notice"
@@ -491,7 +496,7 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
         has_successor = bool(capacity.staying_members(view, state))
         if is_last and has_successor:
             reason = "the backend would not restart the previous leader's node again"
-        elif has_successor and capacity.is_of_other_offer(view, own.member.token):
+        elif has_successor and not _stays(view, state, own):
             reason = "the run moves to machines of another offer"
     if reason and successors:
         yield AppendEvent(election.handover(view, successors[0].member, reason=reason))
@@ -499,6 +504,13 @@ def _hand_over_leadership(view: View, state: LeaderState, now: float) -> Iterato
     elected = None if reason else validation_schedule.leader_handover(view, state)
     if elected is not None:
         yield AppendEvent(elected)
+
+
+def _stays(view: View, state: LeaderState, own: MemberStatus) -> bool:
+    """Whether the leader's machine is one of those that the run is to have."""
+    if not view.spec.is_elastic:
+        return not capacity.is_of_other_offer(view, own.member.token)
+    return own in capacity.chosen_members(view, state)
 
 
 def _open_round(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -704,17 +716,33 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     fill_timeout_at = state.phase.since + view.spec.timing.round_fill_timeout_s
     # After a refusal, the pending machines are not expected soon.
     is_refused = view.last_refusal is not None and now < next_request_at(view, state)
-    may_grow = slots < view.spec.max_workers and joining_slots(view, state) > 0 and not is_refused
+    may_grow = slots < view.spec.max_workers and _is_start_expected(view, state) and not is_refused
     if may_grow and now < fill_timeout_at:
         reason = f"slots for {slots} of {view.spec.max_workers} workers; more machines are booting"
         return Wait(fill_timeout_at, reason)
     # Prefer machines that the backend would restart, if they suffice for a full round.
-    requeueable = staying_members(view, state)
-    if sum(status.member.slots for status in requeueable) >= view.spec.max_workers:
-        members = requeueable
-    elif (rejoin := _wait_for_chosen_machines(view, state, now)) is not None:
+    members = round_members(view, state)
+    staying = sum(status.member.slots for status in staying_members(view, state))
+    is_full = staying >= view.spec.max_workers
+    if not is_full and (rejoin := _wait_for_chosen_machines(view, state, now)) is not None:
         return rejoin
     return _form_round(view, members)
+
+
+def _is_start_expected(view: View, state: LeaderState) -> bool:
+    """Whether requested machines have not joined, other than those that the backend delays."""
+    connected = {(one.member.token, one.member.node) for one in state.members.values()}
+    waiting = {
+        token
+        for token, request in view.market.requests.items()
+        if request.offer and request.waiting_since_s is not None
+    }
+    return any(
+        (token, node) not in connected
+        for token, group in view.groups.items()
+        if group.role == "train" and token not in waiting and not view.stands_by(token)
+        for node in group.active_nodes
+    )
 
 
 def _wait_for_chosen_machines(view: View, state: LeaderState, now: float) -> Wait | None:

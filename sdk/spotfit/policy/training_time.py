@@ -24,24 +24,50 @@ def changeover_s(view: View) -> float:
 
     Detection of the loss, the start of other machines, and the work that is repeated.
     """
-    gap_s = max([*view.market.commit_gaps_s, *view.market.first_gaps_s], default=0.0)
-    return view.spec.timing.lease_timeout_s + start_time_s(view) + gap_s
+    return view.spec.timing.lease_timeout_s + start_time_s(view) + repeated_work_s(view)
+
+
+def repeated_work_s(view: View) -> float:
+    """Return how much training a loss repeats at most, in seconds: the longest measured gap."""
+    return max([*view.market.commit_gaps_s, *view.market.first_gaps_s], default=0.0)
+
+
+def restart_s(view: View) -> float:
+    """Return how long a round takes from its opening to the first step, in seconds.
+
+    The longest of the last ones; 0 before the first round, when nothing can be interrupted.
+    """
+    return max(view.market.startups_s, default=0.0)
 
 
 def complete_training_s(view: View) -> float | None:
     """Return the duration of the complete training with all workers; None if it is unknown.
 
-    The slower one of the measured speed and the user's estimate.
+    The slower one of the measured speed and the user's estimate. The speed of n workers is taken to
+    be n times that of one at most, and more workers not to be slower: other numbers of workers give
+    a lower and an upper bound. The upper one counts without an estimate, the lower one with it.
     """
-    estimate_s = view.spec.cost.training_time_s
-    if estimate_s is not None and view.market.measured_share == 0:
-        return estimate_s  # the first interval of a round contains the start of its function
-    known = (view.market.complete_training_s, estimate_s)
-    return max((one for one in known if one is not None), default=None)
+    estimate_s, record = view.spec.cost.training_time_s, view.market
+    workers = view.spec.max_workers
+    exact = record.speeds.get(workers)
+    if exact is None and estimate_s is None:
+        # The first interval of a round contains the start of its function.
+        exact = record.first_speeds.get(workers)
+    if exact is not None:
+        return max(exact.complete_s, estimate_s or 0.0)
+    others = record.speeds or ({} if estimate_s is not None else record.first_speeds)
+    if estimate_s is not None:
+        lower = (one.complete_s * min(1.0, n / workers) for n, one in others.items())
+        return max(estimate_s, *lower, 0.0)
+    upper = (one.complete_s * max(1.0, n / workers) for n, one in others.items())
+    return min(upper, default=None)
 
 
 def work_left_s(view: View, state: LeaderState, now: float) -> float | None:
-    """Return the training time that is left with all workers; None if it is unknown."""
+    """Return the training time that is left with all workers; None if it is unknown.
+
+    What a smaller group has trained since the last commit counts by its number of workers.
+    """
     complete_s = complete_training_s(view)
     if complete_s is None:
         return None
@@ -49,5 +75,6 @@ def work_left_s(view: View, state: LeaderState, now: float) -> float | None:
     phase, opened = state.phase, view.market.round
     if isinstance(phase, Training) and view.round_startup_s is not None and opened is not None:
         # What was trained since the last commit; a loss repeats it, which `changeover_s` contains.
-        return max(0.0, left_s - max(0.0, now - phase.since - opened.committed_age_s))
+        trained_s = max(0.0, now - phase.since - opened.committed_age_s)
+        return max(0.0, left_s - trained_s * min(1.0, opened.workers / view.spec.max_workers))
     return left_s

@@ -20,7 +20,7 @@ from spotfit.client.cost_limits import (
 )
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
-from spotfit.model.market_record import MarketRecord
+from spotfit.model.market_record import MarketRecord, MeasuredSpeed
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.view import JournalView
 from spotfit.provision.api import Traits
@@ -293,9 +293,13 @@ def test_a_budget_that_is_spent_leaves_nothing_for_a_start() -> None:
 
 
 def test_a_continued_run_counts_at_the_slower_speed() -> None:
-    measured = MarketRecord(progress=0.5, measured_share=0.1, measured_s=2 * HOUR_S)
+    measured = MarketRecord(
+        progress=0.5, speeds={2: MeasuredSpeed(share=0.1, measured_s=2 * HOUR_S)}
+    )
     after = limits_after(limits(), JournalView(market=measured), NOW_MS)
     assert (after.training_time_s, after.work_left_s) == (20 * HOUR_S, 10 * HOUR_S)
-    faster = MarketRecord(progress=0.5, measured_share=0.1, measured_s=0.5 * HOUR_S)
+    faster = MarketRecord(
+        progress=0.5, speeds={2: MeasuredSpeed(share=0.1, measured_s=0.5 * HOUR_S)}
+    )
     after = limits_after(limits(), JournalView(market=faster), NOW_MS)
     assert after.work_left_s == 5 * HOUR_S

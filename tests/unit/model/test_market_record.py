@@ -19,7 +19,7 @@ from spotfit.model.events import (
     TrainingFunctionStarted,
 )
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.model.market_record import MarketRecord, OfferRecord, fold_market
+from spotfit.model.market_record import MarketRecord, MeasuredSpeed, OfferRecord, fold_market
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import CostSpec
 from spotfit.model.topology import SnapshotId
@@ -137,7 +137,8 @@ def test_speed_is_measured_between_commits() -> None:
         (200.0, a_committed_checkpoint("b", progress=0.5, round_age_s=140.0)),
         record=TRAINING,
     )
-    assert record.complete_training_s == pytest.approx(100.0 / 0.3)
+    assert record.speeds.keys() == {2}
+    assert record.speeds[2].complete_s == pytest.approx(100.0 / 0.3)
     assert record.progress == 0.5
     # From the call of the training function, 10 s after the round was opened.
     assert (record.first_gaps_s, record.commit_gaps_s) == ((30.0,), (100.0,))
@@ -159,7 +160,8 @@ def test_before_two_commits_of_a_round_speed_is_measured_from_its_start(
         (200.0, a_committed_checkpoint("b", progress=0.5, round_age_s=61.0)),
         record=TRAINING,
     )
-    assert record.complete_training_s == pytest.approx(measured_s / share)
+    assert record.speeds == {}
+    assert record.first_speeds[2].complete_s == pytest.approx(measured_s / share)
 
 
 def test_a_checkpoint_without_progress_makes_it_unknown() -> None:
@@ -169,7 +171,7 @@ def test_a_checkpoint_without_progress_makes_it_unknown() -> None:
         record=TRAINING,
     )
     assert record.progress is None
-    assert record.complete_training_s == pytest.approx(30.0 / 0.2)
+    assert record.first_speeds == {2: MeasuredSpeed(share=0.2, measured_s=30.0)}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from spotfit.model.events import (
     GroupPlanned,
     GroupRefused,
     GroupSubmitted,
+    GroupWaiting,
     JournalEvent,
     LeaderElected,
     MachinesChosen,
@@ -53,11 +54,14 @@ ON_DEMAND = an_offer("on-demand", 4.0, Market.ON_DEMAND)
 
 
 class OfferedRun:
-    """A fit of two workers that started at T0, with SPOT, and ON_DEMAND as fallback."""
+    """A fit of two workers that started at T0, with SPOT, and ON_DEMAND as fallback.
 
-    def __init__(self, *offers: Offer, **cost: Any) -> None:
+    `workers` are the smallest and the largest number of them, if the group is elastic.
+    """
+
+    def __init__(self, *offers: Offer, workers: tuple[int, int] = (2, 2), **cost: Any) -> None:
         self._offers = offers or (SPOT, ON_DEMAND)
-        self._machines = {offer.name: 2 for offer in self._offers}
+        self._machines = {offer.name: workers[1] for offer in self._offers}
         usual: dict[str, Any] = {
             "offers": self._offers,
             "machines": self._machines,
@@ -65,6 +69,8 @@ class OfferedRun:
             "start_time_s": START_S,
         }
         spec = a_spec(
+            min_workers=workers[0],
+            max_workers=workers[1],
             cost=CostSpec(**{**usual, **cost}),
             timing=RunTiming(heartbeat_timeout_s=0.0, lease_timeout_s=LEASE_S),
         )
@@ -91,6 +97,11 @@ class OfferedRun:
         workers = dict.fromkeys(names, 2)
         self.add(at_s, MachinesChosen(workers=workers, standing_offer=standing))
 
+    def choose_workers(self, at_s: float, standing: str = "", /, **workers: int) -> None:
+        """Record a choice with these numbers of workers; "_" in a name stands for "-"."""
+        named = {name.replace("_", "-"): count for name, count in workers.items()}
+        self.add(at_s, MachinesChosen(workers=named, standing_offer=standing))
+
     def request(
         self, at_s: float, token: str, offer: Offer, *, nodes: int = 2, network: str = ""
     ) -> None:
@@ -116,6 +127,10 @@ class OfferedRun:
             GroupRefused(token=name, **{"reason": "no capacity", **fields}),
         )
 
+    def wait_at_backend(self, at_s: float, token: str) -> None:
+        """Record that the backend has no machines for a group yet."""
+        self.add(at_s, GroupWaiting(token=Token(token), reason="no capacity"))
+
     def bill(self, at_s: float, token: str, *, started_s: float, nodes: int = 2) -> None:
         """Record when the machines of a group have started."""
         at_ms = T0_MS + round(started_s * 1000)
@@ -138,10 +153,12 @@ class OfferedRun:
     def state(self, at_s: float, **fields: Any) -> LeaderState:
         """What the leader observes at that time of the fit; its clock is that of the storage."""
         connected = {one.member.token for one in self.members}
-        waiting = (NodeState.WAITING, NodeState.WAITING)
         statuses = {
-            token: a_group_status(*(() if token in connected else waiting))
-            for token in self.view.groups
+            token: a_group_status(
+                *[NodeState.RUNNING if token in connected else NodeState.WAITING]
+                * group.plan.num_nodes
+            )
+            for token, group in self.view.groups.items()
         }
         usual: dict[str, Any] = {
             "group_statuses": statuses,

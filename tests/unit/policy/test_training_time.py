@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spotfit.model.leader_state import Training
-from spotfit.model.market_record import MarketRecord
+from spotfit.model.market_record import MarketRecord, MeasuredSpeed
 from spotfit.policy.training_time import (
     changeover_s,
     complete_training_s,
@@ -55,12 +57,12 @@ def test_the_complete_training_takes_the_longer_of_measurement_and_estimate(
     measured_s: float, given_s: float | None, expected_s: float | None
 ) -> None:
     spec = OfferedRun(training_time_s=given_s).view.spec
-    share = 0.1 if measured_s else 0.0
-    record = MarketRecord(measured_s=measured_s, measured_share=share)
+    speeds = {2: MeasuredSpeed(share=0.1, measured_s=measured_s)} if measured_s else {}
+    record = MarketRecord(speeds=speeds)
     assert complete_training_s(a_view(spec=spec, market=record)) == expected_s
 
 
-def a_run(**cost: float) -> OfferedRun:
+def a_run(**cost: Any) -> OfferedRun:
     """A run that trains since 110 s, with a commit of a quarter 50 s after the round was opened."""
     run = OfferedRun(**cost)
     run.request(0, "t-1", SPOT)

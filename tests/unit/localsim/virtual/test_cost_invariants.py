@@ -12,8 +12,10 @@ from spotfit.model.events import (
     FailureCause,
     FitEnded,
     GroupsReleased,
+    GroupWaiting,
     JournalEntry,
     JournalEvent,
+    MachinesChosen,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -23,6 +25,7 @@ from spotfit.model.events import (
 from spotfit.model.offer import Market
 from spotfit.model.spec import CostSpec
 from spotfit.model.topology import NodeAssignment, Round
+from spotfit.testing.builders import an_entry
 from spotfit_localsim.virtual.cost_invariants import (
     CostBounds,
     CostRecord,
@@ -33,6 +36,7 @@ from spotfit_localsim.virtual.cost_invariants import (
     find_missed_deadline,
     find_unstable_choice,
     find_unused_machines,
+    read_alternations,
     read_finish,
     read_releases,
     read_replaced,
@@ -269,6 +273,35 @@ def test_machines_without_a_round_that_trains_are_not_judged() -> None:
     assert find_unused_machines(record, LIMITS) is None
 
 
+# --- choices --------------------------------------------------------------------------------------
+
+SPOT_CHOSEN, BOTH_CHOSEN = MachinesChosen(workers={"a": 1}), MachinesChosen(workers={"d": 1})
+
+
+def entries(*events: JournalEvent) -> list[tuple[float, JournalEntry]]:
+    return [(float(n), an_entry(event)) for n, event in enumerate(events)]
+
+
+def test_choice_that_is_changed_back_without_an_observation_is_a_violation() -> None:
+    alternating = read_alternations(entries(SPOT_CHOSEN, BOTH_CHOSEN, SPOT_CHOSEN))
+    assert alternating == (2.0,)
+    record = replace(KEPT, alternations_s=alternating)
+    assert find_cost_violation(record, LIMITS) == "the choice was changed back at 2 s for no reason"
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        NodeLost(token=Token("a1"), node=0, agent=None, reason="reclaimed"),
+        GroupWaiting(token=Token("a1"), reason="no capacity"),
+    ],
+)
+def test_choice_that_is_changed_back_after_an_observation_is_no_violation(
+    observed: JournalEvent,
+) -> None:
+    assert read_alternations(entries(SPOT_CHOSEN, BOTH_CHOSEN, observed, SPOT_CHOSEN)) == ()
+
+
 # --- changes --------------------------------------------------------------------------------------
 
 
@@ -304,6 +337,16 @@ def test_gap_after_a_loss_or_a_notice_is_no_violation(lost: MachineRecord) -> No
     slow = (*KEPT.rounds[:2], round_of(3, "b1", (6201.0, 6500.0, None)))
     record = replace(KEPT, rounds=slow, machines=(KEPT.machines[0], lost, KEPT.machines[2]))
     assert find_early_stops(record, LIMITS) is None
+
+
+@pytest.mark.parametrize(("lost_s", "is_violation"), [(6250.0, False), (6600.0, True)])
+def test_gap_with_a_loss_of_another_machine_is_no_violation(
+    lost_s: float, *, is_violation: bool
+) -> None:
+    slow = (*KEPT.rounds[:2], round_of(3, "b1", (6201.0, 6500.0, None)))
+    lost = machine("b2", 6050.0, lost_s, reason="reclaimed")
+    record = replace(KEPT, rounds=slow, machines=(*KEPT.machines, lost))
+    assert (find_early_stops(record, LIMITS) is not None) == is_violation
 
 
 @pytest.mark.parametrize("cause", [FailureCause.NETWORK, FailureCause.LEADER_CHANGE])
