@@ -226,7 +226,7 @@ def test_weights_in_a_second_file_are_served_with_the_model(
     assert np.allclose(outputs["output"], expected_outputs(), atol=1e-6)
 
 
-class TwoInputs(torch.nn.Module):
+class TwoInputs(torch.nn.Module):  # type: ignore[name-defined]
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 2)
@@ -253,7 +253,7 @@ def test_inputs_and_outputs_have_the_names_of_the_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_depends_on_its_values_is_refused(tmp_path: Path) -> None:
-    class Branch(torch.nn.Module):
+    class Branch(torch.nn.Module):  # type: ignore[name-defined]
         def forward(self, features: Any) -> Any:
             return features if features.sum() > 0 else -features
 

@@ -28,7 +28,7 @@ PLAIN = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 
 SAMPLED = {**PLAIN, "subsample": 0.7, "colsample_bytree": 0.7, "seed": 5}
 
 
-class Disturb(xgboost.callback.TrainingCallback):
+class Disturb(xgboost.callback.TrainingCallback):  # type: ignore[name-defined]  # no types
     """Calls a disturbance before each round."""
 
     def __init__(self, disturbance: Disturbance, config: dict[str, Any]) -> None:
