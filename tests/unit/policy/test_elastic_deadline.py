@@ -85,7 +85,7 @@ def test_a_return_keeps_slack_for_the_losses_to_come() -> None:
     assert sizes(kept_s, state) == (6, 10)
 
 
-def test_a_return_that_is_requested_is_given_up_with_less_slack() -> None:
+def test_a_return_that_is_requested_ends_with_less_slack() -> None:
     kept_s = STATE.safety_s + 20 * (216.0 + 0.4 * 360.0)
     state = replace(STATE, spot_available=16, on_demand_machines=10, is_return_requested=True)
     assert sizes(kept_s - 215.0, state) == (16, 0)
