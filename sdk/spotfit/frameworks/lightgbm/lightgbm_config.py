@@ -139,8 +139,7 @@ class LightGBMFramework:
         """
         require_module("lightgbm", extra="lightgbm")
         _check_own_address(start.host)
-        # LightGBM listens on all addresses: the port must be free on each.
-        reserved = socket.create_server(("", 0))
+        reserved = _reserve_port()
         address = f"{start.host}:{reserved.getsockname()[1]}"
         gathered = all_gather("lightgbm_machines", address.encode())
         machines = machine_list([one.decode() for one in gathered])
@@ -174,6 +173,18 @@ def machine_list(addresses: Sequence[str]) -> list[str]:
     if not all(_is_loopback(host) for host, _, _ in hosts):
         return list(addresses)
     return [f"{_LOOPBACK}:{port}" for _, _, port in hosts]
+
+
+def _reserve_port() -> socket.socket:
+    """Return a socket with a new port that does not listen.
+
+    A rank that is early must be refused, and connects again: on a socket that listens it would be
+    connected to this process instead of LightGBM, and wait forever.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # LightGBM listens on all addresses: the port must be free on each.
+    reserved.bind(("", 0))
+    return reserved
 
 
 def _is_loopback(host: str) -> bool:

@@ -65,6 +65,15 @@ def test_the_port_is_reserved_until_the_parameters_are_requested() -> None:
     assert network.was_requested
 
 
+def test_early_ranks_are_refused_until_lightgbm_listens() -> None:
+    """Connected to the reserved port, they would wait for an answer forever."""
+    form_group()
+    network = lightgbm_config.current_network()
+    assert network is not None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", network._port)).close()
+
+
 def test_outside_of_a_trainer_there_are_no_parameters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
