@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from spotfit.lightning.checkpointer_callback import CheckpointerHooks
+from spotfit.lightning.epoch_report import ReportHooks
 from spotfit.lightning.lightning_package import load
-from spotfit.lightning.report_callback import ReportHooks
 from spotfit.lightning.strategies import WorkerEnvironment, WorkerFSDPStrategy, WorkerStrategy
 
 HOMES = {

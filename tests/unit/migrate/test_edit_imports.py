@@ -27,6 +27,7 @@ from tests.unit.migrate.before_and_after import dedent_script, manual_work, migr
         ("from ray.train import RunConfig as R", "from spotfit import RunConfig as R"),
         ("from ray.train.torch import TorchTrainer", "from spotfit.torch import TorchTrainer"),
         ("from ray.train.collective import barrier", "from spotfit.collective import barrier"),
+        ("from ray.train.lightning import RayDDPStrategy", "from spotfit.lightning import RayDDPStrategy"),  # noqa: E501
         ("from ray.train import *", "from spotfit import *"),
         ("from ray.train.torch import *", "from spotfit.torch import *"),
         ("from ray.air import session", "import spotfit as session"),

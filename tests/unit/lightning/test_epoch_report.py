@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from spotfit.core.errors import ConfigError, SessionMisuseError
-from spotfit.lightning import report_callback
-from spotfit.lightning.report_callback import ReportHooks
+from spotfit.lightning import epoch_report
+from spotfit.lightning.epoch_report import ReportHooks
 from spotfit.model.reporting import CheckpointUploadMode
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession
@@ -53,7 +53,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         file = Path(checkpoint.path, ReportHooks.CHECKPOINT_NAME) if checkpoint else None
         made.append((metrics, file.read_text() if file else None))
 
-    monkeypatch.setattr(report_callback, "report", record)
+    monkeypatch.setattr(epoch_report, "report", record)
     return made
 
 
