@@ -279,6 +279,7 @@ def test_a_checkpoint_is_exported_for_from_pretrained(cloud: LiveTestCloud, tmp_
 
 @contextmanager
 def a_session() -> Iterator[None]:
+    torch.set_num_threads(1)  # as in workers; threads of a tiny model only wait for each other
     session = LocalSession("run")
     with training_api.use_session(session):
         yield
