@@ -397,6 +397,20 @@ def test_skipped_batches_are_not_read(
 
 
 @pytest.mark.usefixtures("local_session")
+def test_an_epoch_begins_again_on_request(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ignore_data_skip, for datasets that are slow to skip."""
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    options = {"max_steps": 16, "ignore_data_skip": True, "metric_for_best_model": "loss"}
+    case: Config = {"arguments": options}
+    assert train_locally(tmp_path, case, data, stops_at=5) is None
+    _, _, log, _ = train_locally(tmp_path, case, data, stops_at=NEVER)
+    evaluated_at = [entry["step"] for entry in log if "eval_loss" in entry]
+    assert (evaluated_at, log[-1]["step"]) == ([13, 16], 16)
+
+
+@pytest.mark.usefixtures("local_session")
 def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
     trainer = prepare_trainer(local_trainer(tmp_path), every="auto")
     with pytest.raises(spotfit.ConfigError, match="conflicts with prepare_trainer") as caught:
