@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import shutil
 import signal
@@ -16,11 +17,13 @@ import torch
 from torch.utils.data import Dataset
 
 import spotfit
+from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.client.run_handle import RunHandle
+from spotfit.policy.retry_budget import is_permanent_error
 from spotfit.torch import TorchTrainer, export_checkpoint
 from spotfit.torch.checkpoint import checkpointer
 from spotfit.worker import training_api
-from spotfit.worker.local_session import LocalSession
+from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 from tests.live.cloud import LiveTestCloud
 
 pytest.importorskip("transformers")
@@ -279,6 +282,7 @@ def test_a_checkpoint_is_exported_for_from_pretrained(cloud: LiveTestCloud, tmp_
 
 @contextmanager
 def a_session() -> Iterator[None]:
+    torch.set_num_threads(1)  # as in workers; threads of a tiny model only wait for each other
     session = LocalSession("run")
     with training_api.use_session(session):
         yield
@@ -393,19 +397,41 @@ def test_skipped_batches_are_not_read(
 
 
 @pytest.mark.usefixtures("local_session")
+def test_an_epoch_begins_again_on_request(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ignore_data_skip, for datasets that are slow to skip."""
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    options = {"max_steps": 16, "ignore_data_skip": True, "metric_for_best_model": "loss"}
+    case: Config = {"arguments": options}
+    assert train_locally(tmp_path, case, data, stops_at=5) is None
+    _, _, log, _ = train_locally(tmp_path, case, data, stops_at=NEVER)
+    evaluated_at = [entry["step"] for entry in log if "eval_loss" in entry]
+    assert (evaluated_at, log[-1]["step"]) == ([13, 16], 16)
+
+
+@pytest.mark.usefixtures("local_session")
 def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
     trainer = prepare_trainer(local_trainer(tmp_path), every="auto")
     with pytest.raises(spotfit.ConfigError, match="conflicts with prepare_trainer") as caught:
         trainer.train(resume_from_checkpoint="checkpoint-5")
-    assert caught.value.details["retryable"] is False
+    assert is_permanent_error(caught.value)
 
 
 @pytest.mark.usefixtures("local_session")
-def test_unsupported_options_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(spotfit.ConfigError, match="auto_find_batch_size"):
-        prepare_trainer(local_trainer(tmp_path, auto_find_batch_size=True), every=5)
-    with pytest.raises(spotfit.ConfigError, match="every"):
-        prepare_trainer(local_trainer(tmp_path), every="sometimes")  # type: ignore[arg-type]
+@pytest.mark.parametrize("what", ["auto_find_batch_size", "every", "DeepSpeed", "another number"])
+def test_unsupported_options_are_rejected(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = local_trainer(tmp_path, auto_find_batch_size=what == "auto_find_batch_size")
+    trainer.is_deepspeed_enabled = what == "DeepSpeed"
+    outlook = GroupOutlook(allows_resize=what == "another number")
+    monkeypatch.setattr(LocalSnapshotChannel, "outlook", lambda _: outlook)
+    every: Any = "sometimes" if what == "every" else 5
+    with pytest.raises(spotfit.ConfigError, match=what) as caught:
+        prepare_trainer(trainer, every=every)
+    assert is_permanent_error(caught.value)
+    assert type(trainer) is Trainer
 
 
 def test_saves_need_a_training_function_and_a_plain_preparation_does_not(tmp_path: Path) -> None:
@@ -435,3 +461,19 @@ def test_an_iterable_of_batches_is_read_as_it_is(tmp_path: Path) -> None:
     loader = prepare_trainer(trainer).get_train_dataloader()
     assert [len(batch["labels"]) for batch in loader] == [6, 6]
     assert trainer.train().global_step == 3
+
+
+def test_the_names_of_ray_train_have_its_parameters() -> None:
+    """Those of ray.train.huggingface.transformers 2.60: further ones are optional."""
+    import spotfit.huggingface.transformers as names
+
+    assert names.__all__ == ["RayTrainReportCallback", "prepare_trainer"]
+    trainer, *further = inspect.signature(names.prepare_trainer).parameters.values()
+    assert trainer.name == "trainer"
+    assert all(one.default is not inspect.Parameter.empty for one in further)
+    callback = names.RayTrainReportCallback()
+    assert isinstance(callback, TrainerCallback)
+    assert callback.CHECKPOINT_NAME == "checkpoint"
+    assert list(inspect.signature(callback.on_save).parameters) == [
+        *("args", "state", "control", "kwargs")
+    ]

@@ -83,7 +83,12 @@ class TrainerSnapshots:
             if hasattr(self.loader, "set_epoch"):
                 # The loader that skips batches does not pass the epoch on to the sampler.
                 self.loader.set_epoch(epoch)
+        if is_resumed and not trainer.args.ignore_data_skip:
             self._rank_state.set_epoch_begin(self.loader)
+        elif is_resumed:  # the epoch's data begins again
+            self._checkpointer.restore_rng_state()
+            self._progress.updates = 0
+            self._rank_state.record_epoch_begin(self.loader)
         else:
             self._progress.epoch, self._progress.updates = epoch, 0
             self._rank_state.record_epoch_begin(self.loader)

@@ -54,8 +54,12 @@ def prepare_trainer(
     if every is None:
         return trainer
     channel = require_session("spotfit.huggingface.prepare_trainer").snapshot_channel
-    parse_save_trigger(every, max_overhead=max_overhead)  # raises at once
-    _reject_unsupported(trainer, is_elastic=channel.outlook().allows_resize)
+    try:
+        parse_save_trigger(every, max_overhead=max_overhead)
+        _reject_unsupported(trainer, is_elastic=channel.outlook().allows_resize)
+    except ConfigError as error:
+        error.details.setdefault("retryable", False)  # a restarted worker would raise it again
+        raise
     _replace_class(trainer, SnapshotTrainer)
     conditions = list(every) if isinstance(every, list | tuple) else [every]
     trainer.snapshots = TrainerSnapshots(

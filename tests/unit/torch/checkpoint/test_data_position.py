@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -521,6 +523,57 @@ def test_the_position_in_a_loader_of_accelerate_is_restored(kind: Any) -> None:
     after.resume(before.epoch, before.consumed, before.rank_state())
     trained += numbers(second)
     assert flatten(trained) == list(range(SAMPLES))
+
+
+class BatchSamplerShard:
+    """Has the attributes of Accelerate's; tests/frameworks compares with the real one."""
+
+    def __init__(self, batches: Any, *, num_processes: int, process_index: int) -> None:
+        self.batch_sampler = batches
+        self.num_processes, self.process_index = num_processes, process_index
+        self.split_batches, self.even_batches, self.drop_last = False, True, False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        raise AssertionError("the position must replace the iterator")
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // self.num_processes
+
+
+@pytest.mark.parametrize("trained", [1, 2])
+def test_batches_that_accelerate_shards_are_read_once_after_a_resize(
+    trained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks have different seeds until they share one; then two ranks read the rest."""
+    module = ModuleType("accelerate.data_loader")
+    module.BatchSamplerShard = BatchSamplerShard  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def sharded(rank: int, ranks: int) -> tuple[DataLoader[Any], SamplerPosition]:
+        generator = torch.Generator().manual_seed(rank)
+        batches: Any = BatchSampler(RandomSampler(DATA, generator=generator), 4, drop_last=False)
+        shard: Any = BatchSamplerShard(batches, num_processes=ranks, process_index=rank)
+        loader: DataLoader[Any] = DataLoader(DATA, batch_sampler=shard)
+        position = track(loader, world_size=ranks)
+        assert position.requires_common_seed
+        position.seed = 5
+        return loader, position
+
+    samples: list[int] = []
+    states = []
+    for rank in range(3):
+        loader, before = sharded(rank, 3)
+        for batch in islice(numbers(loader), trained):
+            samples += batch
+            before.advance()
+        states.append(before.rank_state())
+    for rank in range(2):
+        loader, after = sharded(rank, 2)
+        after.reject_resize(states)
+        after.resume_resized(0, trained * 12, states)
+        samples += flatten(numbers(loader))
+    assert Counter(samples).keys() == set(range(SAMPLES))
+    assert len(samples) - SAMPLES < 8, "only the last batches were filled up"
 
 
 def test_a_sampler_with_drop_last_also_drops_after_a_resize() -> None:
