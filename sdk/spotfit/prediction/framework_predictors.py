@@ -164,6 +164,8 @@ def to_matrix(features: Batch) -> Any:
 class XGBoostPredictor(_TablePredictor):
     """Predicts with the booster of a checkpoint: `model.ubj`, `model.json` or `model.bst`."""
 
+    preload_modules = ("xgboost",)
+
     def __init__(self, model: Any, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
         self.model = model
@@ -192,6 +194,8 @@ class XGBoostPredictor(_TablePredictor):
 class LightGBMPredictor(_TablePredictor):
     """Predicts with the booster of a checkpoint: `model.txt`."""
 
+    preload_modules = ("lightgbm",)
+
     def __init__(self, model: Any, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
         self.model = model
@@ -212,6 +216,8 @@ class LightGBMPredictor(_TablePredictor):
 
 class SklearnPredictor(_TablePredictor):
     """Predicts with the estimator of a checkpoint: `model.joblib` or `model.pkl`."""
+
+    preload_modules = ("joblib", "sklearn")
 
     def __init__(self, estimator: Any, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)

@@ -238,6 +238,9 @@ class _PredictionTrainer(DataParallelTrainer):
         if checkpoints.num_to_keep is None:
             kept = dataclasses.replace(checkpoints, num_to_keep=1)
             run_config = dataclasses.replace(run_config, checkpoint_config=kept)
+        if run_config.preload is not None:
+            preload = (*run_config.preload, *task.predictor.preload_modules())
+            run_config = dataclasses.replace(run_config, preload=preload)
         super().__init__(
             run_prediction,
             # The fingerprint distinguishes runs of one name, as their task cannot be compared.

@@ -53,7 +53,7 @@ class PredictionTask:
     predictor: PredictorSource
     batch_size: int | None
     batch_format: BatchFormat
-    # At the end of a pass ranks wait for the slowest, for about a shard: 5 % of 20 shards.
+    # At the end of a pass a rank waits for half a shard on average: 2.5 % of 20 shards.
     shards_per_pass: float = 20.0
     """The length of a pass, in durations of a shard."""
     min_pass_s: float = 15.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
@@ -19,6 +19,9 @@ class Predictor:
     Subclasses define `from_checkpoint` and `predict_batch`. `predict` applies the preprocessor
     first, whose `transform_batch(batch)` returns a batch.
     """
+
+    preload_modules: ClassVar[tuple[str, ...]] = ()
+    """What machines import once, before they start workers, as with `RunConfig(preload=...)`."""
 
     def __init__(self, preprocessor: Any = None) -> None:
         self._preprocessor = preprocessor
@@ -98,6 +101,12 @@ class PredictorSource:
                 do="Pass a class that loads the model in __init__, or bind arguments to the "
                 "function with functools.partial.",
             )
+
+    def preload_modules(self) -> tuple[str, ...]:
+        """Return the `preload_modules` of the predictor and of predictors in its arguments."""
+        kinds = [self.predictor, *self.arguments.values()]
+        found = [one for one in kinds if isinstance(one, type) and issubclass(one, Predictor)]
+        return tuple(name for one in found for name in one.preload_modules)
 
     @contextmanager
     def open(self) -> Iterator[PredictFunction]:

@@ -26,7 +26,7 @@ from spotfit.core.errors import (
 )
 from spotfit.store.api import Store
 from spotfit.store.factory import probe_create
-from spotfit.store.transfer import download_tree, upload_tree
+from spotfit.store.transfer import download_bytes, download_tree, upload_tree
 
 # Keys that stores must not normalise, encode twice or interpret as patterns.
 UNUSUAL_KEYS = (
@@ -252,6 +252,15 @@ class StoreSuite:
         store.delete("folder/object")
         store.create("folder/object", b"second")
         assert store.get("folder/object") == b"second"
+
+    def test_create_refuses_an_existing_large_object(self, store: Store) -> None:
+        """`create` of 12 MiB writes the object once. Checks nothing unless `supports_create`."""
+        if not self.supports_create:
+            return
+        first, second = (letter * (12 * 2**20) for letter in (b"1", b"2"))
+        store.create("large", first)
+        _assert_raises(AlreadyExistsError, lambda: store.create("large", second))
+        assert download_bytes(store, "large") == first
 
     def test_create_has_one_winner_among_threads(self, store: Store) -> None:
         """Of 8 threads that create a key at the same time, one succeeds.

@@ -101,3 +101,13 @@ def test_unsuitable_predictors_are_refused(source: PredictorSource, reason: str)
 def test_a_function_with_a_checkpoint_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match="need a class"):
         PredictorSource(len, checkpoint).check()
+
+
+def test_modules_of_predictors_are_preloaded() -> None:
+    class WithModules(Predictor):
+        preload_modules = ("xgboost",)
+
+    assert PredictorSource(WithModules).preload_modules() == ("xgboost",)
+    arguments = {"predictor_cls": WithModules, "columns": ["a"]}
+    assert PredictorSource(Double, arguments=arguments).preload_modules() == ("xgboost",)
+    assert PredictorSource(len).preload_modules() == ()
