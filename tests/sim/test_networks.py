@@ -186,8 +186,9 @@ def test_a_network_whose_machines_cannot_connect_is_left(monkeypatch: pytest.Mon
     assert set(causes) == {FailureCause.RESIZE}
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [1023, 5001])
 def test_a_run_on_adversarial_markets_of_two_networks(seed: int) -> None:
+    """1023: machines that stand by receive notices. 5001: the run changes back and forth."""
     scenario = network_scenario(seed)
     result = simulate(scenario, seed)
     assert {one.region for one in scenario.cost.offers} == {"sim-east", "sim-west"}

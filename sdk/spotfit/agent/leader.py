@@ -399,15 +399,18 @@ class Leader:
         return self._next_wake(now)
 
     def _unconnected_groups(self) -> list[Token]:
-        """The groups for workers with a machine that runs, and whose agent is not connected."""
+        """The groups for workers with a machine whose agent may stand by, or has until now."""
+        view, running = self._ledger.view, self._services.reconciler.granted_at
         connected = {(one.member.token, one.member.node) for one in self._roster.members.values()}
-        running = self._services.reconciler.granted_at
         return [
             token
-            for token, group in self._ledger.view.groups.items()
+            for token, group in view.groups.items()
             if group.role == "train"
+            and group.handle is not None
             and any(
-                (token, node) in running and (token, node) not in connected
+                # What a backend reports may be older than the machine.
+                ((token, node) in running or view.stands_by(token))
+                and (token, node) not in connected
                 for node in group.active_nodes
             )
         ]

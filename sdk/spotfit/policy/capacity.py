@@ -83,6 +83,7 @@ _MAX_BOOT_FAILURES_PER_NODE = 20
 _REPLACED = "it was replaced after its preemption notice"
 _MOVED = "it was replaced by machines of another offer"
 _LEFT = "no round could be opened in its network"
+_NOTICED = "it has a preemption notice, and no workers"
 _NOT_NEEDED = "all workers have other machines"
 
 
@@ -438,7 +439,14 @@ def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
     connected = {status.member.token for status in state.members.values()}
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
     is_before_round = view.round is None and view.pending_fit_end is None
-    is_complete = not state.is_headless and not is_before_round and _is_complete(view, state)
+    # Also on machines of an offer that is not chosen any more, while those of the choice start.
+    is_training = (
+        view.round is not None
+        and view.round.world_size >= view.spec.max_workers
+        and all(one.agent in state.members for one in view.round.assignments)
+    )
+    has_all = is_training or _is_complete(view, state)
+    is_complete = not state.is_headless and not is_before_round and has_all
     return [
         token
         for token in view.market.requests
@@ -645,7 +653,7 @@ def _loss_while_connected(
         if view.notice_slots.get(agent, math.inf) <= view.round_opened_slot:
             reason = _REPLACED
         elif agent in view.notices and view.spec.cost.chooses_offers:
-            reason = "it has a preemption notice, and no workers"
+            reason = _NOTICED
         elif is_train and is_full and is_last_attempt(state, token, node):
             reason = "it was replaced because its backend would not restart it again"
         elif is_train and is_full and is_unwanted(view, token):
@@ -772,6 +780,8 @@ def _loss_in_other_network(
         return None
     elif view.groups[token].is_left:
         reason = _LEFT
+    elif standby is not None and standby.report.has_notice:
+        return NodeLost(token=token, node=node, agent=agent, reason=_NOTICED)
     elif is_unwanted(view, token):
         return NodeLost(token=token, node=node, agent=agent, reason=_MOVED)
     else:

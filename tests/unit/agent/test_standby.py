@@ -127,11 +127,18 @@ def test_an_agent_is_ready_once_its_report_was_renewed() -> None:
 
 def test_reports_are_read_at_an_interval() -> None:
     pair = Pair()
+    pair.renew(0.0)
     pair.read(0.0)
-    pair.renew(0.1)
+    pair.renew(0.1, replace(READY, is_warm=False))
     assert not pair.read(1.9)
     assert pair.watch.next_wake() == 2.0
     assert pair.read(2.0)
+
+
+def test_without_any_agent_reports_are_read_rarely() -> None:
+    pair = Pair()
+    pair.read(0.0)
+    assert pair.watch.next_wake() == 10.0
 
 
 def test_an_agent_that_does_not_renew_its_report_is_forgotten() -> None:
@@ -200,4 +207,4 @@ def test_a_read_is_awaited() -> None:
     assert watch.next_wake() == float("inf")
     calls.complete()
     assert not watch.read(list, TIMEOUT_S, 1.0)
-    assert watch.next_wake() == 3.0
+    assert watch.next_wake() == 11.0

@@ -75,6 +75,12 @@ def test_an_agent_that_cannot_start_workers_is_lost_as_if_it_was_refused() -> No
     assert (first.agent, first.reason) == (None, "its environment could not be set up: no torch")
 
 
+def test_a_machine_with_a_notice_is_released_before_it_has_workers() -> None:
+    first, _ = lost(a_networked_run(), standby=standby(2, 3, has_notice=True))
+    assert (first.agent, first.cause) == (an_agent_id(2), None)
+    assert first.reason == "it has a preemption notice, and no workers"
+
+
 def test_an_agent_that_stops_reporting_is_lost_after_the_lease_timeout() -> None:
     run, known = a_networked_run(), {(SECOND, 0): an_agent_id(2)}
     assert lost(run, last_agent_by_node=known, leading_since=NOW - LEASE_S) == []

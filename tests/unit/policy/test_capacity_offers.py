@@ -174,6 +174,18 @@ def test_a_group_of_another_offer_is_surplus_once_all_workers_have_machines() ->
     assert surplus_groups(run.view, run.state(200)) == [SECOND]
 
 
+def test_a_group_of_a_former_choice_is_surplus_while_the_machines_of_the_last_one_start() -> None:
+    run = OfferedRun(SPOT, DEARER, ON_DEMAND)
+    run.choose(0, "dearer")
+    run.request(0, "t-1", DEARER)
+    run.connect("t-1")
+    run.train(100)
+    run.choose(200, "on-demand")
+    run.request(200, "t-2", ON_DEMAND)
+    run.choose(201, "spot")
+    assert surplus_groups(run.view, run.state(210)) == [SECOND]
+
+
 def test_a_group_of_another_offer_is_kept_while_machines_are_missing() -> None:
     run = moved_run()
     run.members.pop()
