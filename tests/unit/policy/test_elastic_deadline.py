@@ -67,8 +67,13 @@ def test_with_little_slack_on_demand_machines_complete_too_few_spot_machines() -
 
 @pytest.mark.parametrize(
     ("slack_s", "training", "expected"),
-    [(0.1 * HOUR, 16, (16, 0)), (0.1 * HOUR, 15, (0, 16)), (0.1 * HOUR - 1, 16, (0, 16))],
-    ids=["complete", "incomplete", "less than a changeover"],
+    [
+        (0.1 * HOUR, 16, (16, 0)),
+        (0.1 * HOUR, 15, (0, 16)),
+        (0.1 * HOUR - 1, 16, (0, 16)),
+        (-1.0, 16, (16, 0)),
+    ],
+    ids=["complete", "incomplete", "less than a changeover", "too late"],
 )
 def test_a_complete_group_that_trains_stays_until_a_changeover_is_left(
     slack_s: float, training: int, expected: tuple[int, int]
@@ -85,7 +90,7 @@ def test_a_return_keeps_slack_for_the_losses_to_come() -> None:
     assert sizes(kept_s, state) == (6, 10)
 
 
-def test_a_return_that_is_requested_is_given_up_with_less_slack() -> None:
+def test_a_return_that_is_requested_ends_with_less_slack() -> None:
     kept_s = STATE.safety_s + 20 * (216.0 + 0.4 * 360.0)
     state = replace(STATE, spot_available=16, on_demand_machines=10, is_return_requested=True)
     assert sizes(kept_s - 215.0, state) == (16, 0)
