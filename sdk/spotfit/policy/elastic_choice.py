@@ -1,6 +1,8 @@
 """Which offers an elastic run has its machines from, and how many workers on each. Pure.
 
-One spot offer is used at a time, beside the cheapest on-demand one. Numbers are those of workers.
+One spot offer is used at a time, beside the cheapest on-demand one of its network: in a round all
+machines are connected. While machines run, spot offers of other networks are not considered.
+Numbers are those of workers.
 
     run                                   | policy
     --------------------------------------|---------------------------------------------------------
@@ -33,9 +35,9 @@ from spotfit.core.units import format_count
 from spotfit.model.events import MachinesChosen
 from spotfit.model.group import NodeState, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus, Training
-from spotfit.model.offer import Market
+from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
-from spotfit.policy.capacity import nodes_of_offer, offer_request_due_s
+from spotfit.policy.capacity import has_machines, nodes_of_offer, offer_request_due_s
 from spotfit.policy.deadline import DeadlineState, pays_to_return
 from spotfit.policy.elastic_deadline import ElasticState, GroupSizes, choose_group_sizes
 from spotfit.policy.offer_choice import OfferState, cheap_offers, choose_spot_offer
@@ -48,6 +50,8 @@ class ElasticOffer:
 
     name: str
     state: OfferState
+    network: str
+    """As in `Offer.network`."""
     started: int
     """Of machines that run or boot."""
     requested: int
@@ -71,11 +75,12 @@ def observe_offer(
     state: LeaderState,
     now: float,
     *,
-    name: str,
-    offer: OfferState,
+    offer: Offer,
+    offer_state: OfferState,
     waiting: AbstractSet[Token],
 ) -> ElasticOffer:
     """Return the offer with its machines; `waiting` are the groups that count as refused."""
+    name = offer.name
     started, requested, in_group, training = 0, 0, 0, 0
     leaving = _leaving_nodes(view, state)
     for token, node in nodes_of_offer(view, state, name):
@@ -89,13 +94,28 @@ def observe_offer(
         training += slots * _trains(view, state, token, node)
     return ElasticOffer(
         name=name,
-        state=offer,
+        state=offer_state,
+        network=offer.network,
         started=started,
         requested=requested,
         in_group=in_group,
         training=training,
         limited_s=_limited_s(view, state, name, waiting),
     )
+
+
+def is_in_network(view: View, state: LeaderState, offer: Offer) -> bool:
+    """Whether machines of the offer can be in a round with those that run; True without any.
+
+    On-demand machines of other networks always count: the whole group may move to them.
+    """
+    networks = {
+        view.network_of(token)
+        for token in view.market.requests
+        if view.groups[token].active_nodes and has_machines(state, token)
+    } - {""}
+    network = view.network if view.network in networks else min(networks, default="")
+    return offer.market is Market.ON_DEMAND or not network or offer.network in ("", network)
 
 
 def is_waiting_for_agents(view: View, state: LeaderState, now: float) -> bool:
@@ -183,9 +203,9 @@ def choose_group(
 
     `goal` is how far the run is from its deadline; None without one, or if that is unknown.
     """
-    on_demand = _on_demand_offer(view, offers)
     cheap = _cheap_spot(offers)
     spot = _spot_offer(view, offers, cheap)
+    on_demand = _on_demand_offer(view, offers, beside=spot)
     before = {} if view.market.choice is None else view.market.choice.workers
     beside = sum(before.get(one.name, 0) for one in offers if not one.is_spot)
     if on_demand is None:
@@ -197,6 +217,8 @@ def choose_group(
     sizes = choose_group_sizes(elastic)
     if not cheap:
         sizes = GroupSizes(0, view.spec.max_workers, "spot machines are not cheaper")
+    if sizes.on_demand and spot is not None and not _are_connected(spot, on_demand):
+        sizes = GroupSizes(0, view.spec.max_workers, f"{sizes.reason}; in another network")
     if sizes.on_demand == 0:
         return _all_on_spot(view, spot, cheap, sizes.reason)
     workers = {} if spot is None or sizes.spot == 0 else {spot.name: sizes.spot}
@@ -234,6 +256,8 @@ def _without_goal(
     # A deadline that may be missed is no reason to train with few machines.
     needed = spec.min_workers if spec.cost.deadline_ms is None else spec.max_workers
     missing = _missing_without_goal(view, spot, cheap, needed=max(1, needed), beside=beside)
+    if missing and spot is not None and not _are_connected(spot, on_demand):
+        spot, missing = None, max(1, needed)
     unknown = "" if spec.cost.deadline_ms is None else "; the remaining training time is unknown"
     if missing == 0:
         return _all_on_spot(view, spot, cheap, f"spot machines{unknown}")
@@ -324,12 +348,23 @@ def _spot_workers(
 # --- Offers ---------------------------------------------------------------------------------------
 
 
-def _on_demand_offer(view: View, offers: Sequence[ElasticOffer]) -> ElasticOffer | None:
-    """The on-demand offer that is chosen already, unless it is refused, else the cheapest one."""
+def _are_connected(one: ElasticOffer, other: ElasticOffer) -> bool:
+    """Whether machines of both offers can be in one round."""
+    return "" in (one.network, other.network) or one.network == other.network
+
+
+def _on_demand_offer(
+    view: View, offers: Sequence[ElasticOffer], *, beside: ElasticOffer | None
+) -> ElasticOffer | None:
+    """The on-demand offer that is chosen already, unless it is refused, else the cheapest one.
+
+    Of the network of the spot machines `beside` it, if that has one.
+    """
     chosen = {} if view.market.choice is None else view.market.choice.workers
     return min(
         (one for one in offers if not one.is_spot),
         key=lambda one: (
+            beside is not None and not _are_connected(one, beside),
             one.state.refused_s is not None,
             one.name not in chosen,
             one.state.usd_per_hour,

@@ -10,7 +10,7 @@ slack σ is the time to the deadline minus the training time that is left with a
     safety < σ ≤ safety + losses | those that run; the whole | the rest; replaced by the whole
                                  | group, if it is granted   | group of spot machines
     d ≤ σ ≤ safety               | all, if they all train    | else all
-    σ < d                        | none                      | all, until the end
+    0 ≤ σ < d                    | none                      | all, until the end
 
 d is the changeover time: until on-demand machines train after a loss. `safety` adds the pauses of a
 loss and of a growth to it, `losses` the slack that the losses to come are expected to spend. With
@@ -102,7 +102,9 @@ def choose_group_sizes(state: ElasticState) -> GroupSizes:
     size = state.max_machines
     slack = f"{format_seconds(max(0.0, state.slack_s))} of slack"
     if state.slack_s <= state.safety_s:
-        if state.spot_training >= size and state.slack_s >= state.changeover_s:
+        # As for a group of fixed size; on-demand machines after the end would be of no use.
+        is_needed = 0 <= state.slack_s < state.changeover_s < state.work_left_s
+        if state.spot_training >= size and not is_needed:
             return GroupSizes(size, 0, f"{slack}: all spot machines train")
         return GroupSizes(0, size, f"{slack}: on-demand machines until the end")
     kept_s = state.safety_s + state.loss_s * state.losses_per_hour * state.time_left_s / 3600

@@ -67,8 +67,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     if view.spec.is_elastic:
         if elastic_choice.is_waiting_for_agents(view, state, now):
             return view.market.choice
-        offers = _elastic_offers(view, state, _in_one_network(view, state, candidates), now)
-        return elastic_choice.choose_group(view, goal, offers)
+        offers = _elastic_offers(view, state, candidates, now)
+        return elastic_choice.choose_group(view, goal, offers) if offers else view.market.choice
     running = _running_offer(view, state, candidates, now)
     chosen = _choose(view, goal, candidates, running)
     if chosen.offer is None:
@@ -140,31 +140,16 @@ def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
     return [_Candidate(one, _offer_state(view, one, refused[one.name])) for one in possible]
 
 
-def _in_one_network(
-    view: View, state: LeaderState, candidates: Sequence[_Candidate]
-) -> Sequence[_Candidate]:
-    """The offers of the network in which the run has machines; all while it has none.
-
-    An elastic group has machines of two offers at the same time, which must be able to connect.
-    """
-    occupied = {
-        group.handle.network
-        for token, group in view.groups.items()
-        if group.handle is not None and group.active_nodes and has_machines(state, token)
-    } - {""}
-    network = view.network if view.network in occupied else min(occupied, default="")
-    return [one for one in candidates if not network or one.offer.network in ("", network)]
-
-
 def _elastic_offers(
     view: View, state: LeaderState, candidates: Sequence[_Candidate], now: float
 ) -> list[ElasticOffer]:
     waiting = {one for one in view.market.requests if _is_refused(view, state, one, now)}
     return [
         elastic_choice.observe_offer(
-            view, state, now, name=one.offer.name, offer=one.state, waiting=waiting
+            view, state, now, offer=one.offer, offer_state=one.state, waiting=waiting
         )
         for one in candidates
+        if elastic_choice.is_in_network(view, state, one.offer)
     ]
 
 

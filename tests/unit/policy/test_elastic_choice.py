@@ -195,6 +195,51 @@ def test_an_on_demand_offer_is_kept_unless_it_is_refused() -> None:
     assert decide(a_run(SPOT, ON_DEMAND, cheaper, slack_s=100.0), 0).workers == {"cheaper": 4}
 
 
+# --- Networks -------------------------------------------------------------------------------------
+
+EAST, WEST = an_offer("east", 1.0, network="a"), an_offer("west", 0.5, network="b")
+
+
+def in_east(run: OfferedRun, nodes: int) -> OfferedRun:
+    """Spot machines of the network a are chosen for all, and `nodes` of them train since 110 s."""
+    run.choose_workers(0, east=4)
+    run.request(0, "t-1", EAST, nodes=nodes, network="a")
+    run.connect("t-1", nodes=nodes)
+    run.train(100)
+    return run
+
+
+def test_spot_machines_are_those_of_the_network_in_which_machines_run() -> None:
+    nearby = an_offer("on-demand", 4.0, ON_DEMAND.market, network="a")
+    assert decide(a_run(EAST, WEST, nearby), 0).workers == {"west": 4}
+    assert decide(in_east(a_run(EAST, WEST, nearby), nodes=2), 200).workers == {"east": 4}
+
+
+@pytest.mark.parametrize(
+    ("network", "workers"),
+    [
+        ("a", {"east": 3, "on-demand": 1}),
+        ("", {"east": 3, "on-demand": 1}),
+        ("b", {"on-demand": 4}),
+    ],
+)
+def test_on_demand_machines_of_another_network_are_for_all_workers(
+    network: str, workers: dict[str, int]
+) -> None:
+    on_demand = an_offer("on-demand", 4.0, ON_DEMAND.market, network=network)
+    run = in_east(a_run(EAST, WEST, on_demand, slack_s=SHORT_S), nodes=3)
+    run.refuse(200, "t-2", EAST)
+    assert decide(run, 200).workers == workers
+
+
+def test_on_demand_machines_of_the_same_network_are_preferred() -> None:
+    nearby = an_offer("nearby", 4.0, ON_DEMAND.market, network="a")
+    cheaper = an_offer("cheaper", 3.0, ON_DEMAND.market, network="b")
+    run = in_east(a_run(EAST, nearby, cheaper, slack_s=SHORT_S), nodes=3)
+    run.refuse(200, "t-2", EAST)
+    assert decide(run, 200).workers == {"east": 3, "nearby": 1}
+
+
 # --- Without a known remaining time ---------------------------------------------------------------
 
 

@@ -67,8 +67,13 @@ def test_with_little_slack_on_demand_machines_complete_too_few_spot_machines() -
 
 @pytest.mark.parametrize(
     ("slack_s", "training", "expected"),
-    [(0.1 * HOUR, 16, (16, 0)), (0.1 * HOUR, 15, (0, 16)), (0.1 * HOUR - 1, 16, (0, 16))],
-    ids=["complete", "incomplete", "less than a changeover"],
+    [
+        (0.1 * HOUR, 16, (16, 0)),
+        (0.1 * HOUR, 15, (0, 16)),
+        (0.1 * HOUR - 1, 16, (0, 16)),
+        (-1.0, 16, (16, 0)),
+    ],
+    ids=["complete", "incomplete", "less than a changeover", "too late"],
 )
 def test_a_complete_group_that_trains_stays_until_a_changeover_is_left(
     slack_s: float, training: int, expected: tuple[int, int]

@@ -17,6 +17,7 @@ from spotfit_localsim.virtual.market import (
     SimOfferConfig,
     cost_usd,
     price_at,
+    random_levels,
     random_outages,
 )
 
@@ -141,4 +142,15 @@ def test_random_outages_alternate_with_capacity() -> None:
     assert set(counts) == {0, 3}
     assert all(one != other for one, other in itertools.pairwise(counts))
     assert 1000 < len(counts) < 1700
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_random_levels_have_all_numbers_of_machines() -> None:
+    def draw(seed: int) -> CapacityTrace:
+        stream = SeededStreams(seed).stream("levels")
+        return random_levels(stream, machines=3, mean_s=100.0, duration_s=100_000.0)
+
+    counts = [count for _, count in draw(1).points]
+    assert set(counts) == {0, 1, 2, 3}
+    assert 900 < len(counts) < 1100
     assert draw(1) == draw(1) != draw(2)

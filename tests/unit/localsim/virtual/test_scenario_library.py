@@ -89,6 +89,18 @@ def test_deadline_scenarios_offer_spot_zones_and_on_demand_machines() -> None:
     assert any(scenario.market.drop_notice_probability for scenario in scenarios)
 
 
+def test_deadline_scenarios_have_elastic_groups_on_partly_available_zones() -> None:
+    scenarios = [deadline_scenario(seed) for seed in range(200)]
+    elastic = [one for one in scenarios if one.min_workers is not None]
+    assert 0.4 < len(elastic) / len(scenarios) < 0.6
+    assert all(1 <= (one.min_workers or 0) <= one.num_workers for one in elastic)
+    slower = [one for one in elastic if one.workload.full_size]
+    assert all(one.workload.full_size == one.num_workers for one in slower)
+    traces = [offer.capacity for one in slower for offer in one.market.offers if offer.capacity]
+    levels = [{count for _, count in trace.points} for trace in traces]
+    assert any(len(counts) > 2 for counts in levels)
+
+
 def test_budget_scenarios_have_a_budget_and_sometimes_a_deadline() -> None:
     scenarios = [budget_scenario(seed) for seed in range(60)]
     assert all(scenario.may_exhaust_budget for scenario in scenarios)

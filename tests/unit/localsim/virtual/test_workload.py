@@ -64,3 +64,9 @@ def test_progress_is_the_share_of_the_steps() -> None:
     training.record_report((1, 0), 2)
     training.record_report((1, 1), 9)
     assert training.reported_progress == {(1, 0): 0.25, (1, 1): 1.0}
+
+
+def test_steps_of_a_smaller_group_take_longer_in_proportion() -> None:
+    assert Workload().slowdown(1) == 1.0
+    divided = Workload(full_size=4)
+    assert [divided.slowdown(workers) for workers in (4, 2, 1)] == [1.0, 2.0, 4.0]
