@@ -14,7 +14,7 @@ from importlib import metadata
 
 import msgspec
 
-from spotfit.core.errors import EnvironmentMismatchError
+from spotfit.core.errors import EnvironmentMismatchError, MissingExtraError
 from spotfit.model.group import Software
 
 # Compared even if the pickle does not refer to them: tensors, arrays and the protocols of spotfit
@@ -113,6 +113,23 @@ def predict_mismatches(
         packages=target.packages,
     )
     return compare_environments(source, declared, to_install=to_install)
+
+
+def check_installed(distributions: Iterable[str]) -> None:
+    """Raise `MissingExtraError` if one of these distributions is not installed here.
+
+    For machines that run in the environment of the caller. Imports none of them.
+    """
+    required = frozenset(distributions)
+    missing = sorted(required - _describe_environment(required).packages.keys())
+    if missing:
+        raise MissingExtraError(
+            f"The trainer needs {' and '.join(missing)} on the machines, which run in this Python "
+            "environment and do not have it.",
+            do=f"Run `pip install {' '.join(missing)}`, or add it to "
+            "RunConfig(worker_runtime_env={'pip': [...]}).",
+            module=missing[0],
+        )
 
 
 def _describe_environment(

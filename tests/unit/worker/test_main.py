@@ -162,6 +162,7 @@ def test_the_process_exits_if_leaving_the_group_raises() -> None:
 
 def test_an_exit_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_EXIT_TIMEOUT_S", 0.01)
-    monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "0.01")
+    for library in ("TORCH_PROCESS_GROUP", "JAX_DISTRIBUTED"):
+        monkeypatch.setenv(f"{library}_SHUTDOWN_TIMEOUT_S", "0.01")
     reads, _writes = os.pipe()
     assert exit_in_child(0, lambda _: os.read(reads, 1))[0] == 0
