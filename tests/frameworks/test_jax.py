@@ -31,6 +31,7 @@ STEPS = 40
 STEPS_PER_CHECKPOINT = 5
 BATCH_SIZE = 64
 DROPOUT = 0.25
+TREES = ("weights", "momentum")
 
 
 def training_function(disturbance: Disturbance) -> Any:
@@ -93,7 +94,7 @@ def load_checkpoint() -> tuple[int, Any]:
         zeros = {"w": numpy.zeros((64, 10), "float32"), "b": numpy.zeros(10, "float32")}
         return 0, (zeros, {name: one.copy() for name, one in zeros.items()})
     with checkpoint.as_directory() as directory, numpy.load(Path(directory, "state.npz")) as file:
-        trees = [{name: file[f"{tree}/{name}"] for name in "wb"} for tree in ("weights", "momentum")]
+        trees = [{name: file[f"{tree}/{name}"] for name in "wb"} for tree in TREES]
         return int(file["steps"]), tuple(trees)
 
 
@@ -102,17 +103,14 @@ def report(metrics: dict[str, Any], state: Any, steps: int) -> None:
     if state is None or spotfit.get_context().get_world_rank() != 0:
         spotfit.report(metrics)
         return
-    names = ("weights", "momentum")
-    arrays = {f"{n}/{k}": v for n, tree in zip(names, state, strict=True) for k, v in tree.items()}
+    arrays = {f"{n}/{k}": v for n, tree in zip(TREES, state, strict=True) for k, v in tree.items()}
     with tempfile.TemporaryDirectory() as directory:
         numpy.savez(Path(directory, "state.npz"), steps=steps, **arrays)
         spotfit.report(metrics, checkpoint=spotfit.Checkpoint.from_directory(directory))
 
 
 def trainer(cloud: LiveTestCloud, fn: Any, name: str) -> spotfit.DataParallelTrainer:
-    return cloud.trainer(
-        fn, workers=4, nodes=2, max_failures=2, name=name, trainer_type=JaxTrainer
-    )
+    return cloud.trainer(fn, workers=4, nodes=2, max_failures=2, name=name, trainer_type=JaxTrainer)
 
 
 def weights_of(result: spotfit.Result) -> dict[str, Any]:

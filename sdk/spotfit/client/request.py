@@ -470,14 +470,14 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     callbacks = checks.check(load_callbacks_from_env)
     checks.check(lambda: backend_hooks_class(request.backend_config))
     if provisioner is not None:
-        to_install = runtime_env.pip_distributions() if runtime_env is not None else frozenset()
+        to_install = runtime_env.pip_distributions() if runtime_env is not None else ()
         software = provisioner.traits.software
         # Packages of the runtime environment are installed on nodes before the function is loaded.
         for mismatch in predict_mismatches(software, to_install=to_install):
             checks.add(mismatch)
         if runtime_env is not None and software.is_callers:
-            required = request.backend_config.required_packages(runtime_env.env_vars)
-            checks.check(lambda: check_installed(frozenset(required) - to_install))
+            required = request.backend_config.required_modules(runtime_env.env_vars)
+            checks.check(lambda: check_installed(required, to_install=to_install))
     if storage is not None and provisioner is not None:
         checks.check(lambda: _check_storage_is_shared(storage, request.run, provisioner))
     plan = None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import sys
 from collections.abc import Collection, Iterable
@@ -115,20 +116,22 @@ def predict_mismatches(
     return compare_environments(source, declared, to_install=to_install)
 
 
-def check_installed(distributions: Iterable[str]) -> None:
-    """Raise `MissingExtraError` if one of these distributions is not installed here.
+def check_installed(modules: Iterable[str], *, to_install: Collection[str] = ()) -> None:
+    """Raise `MissingExtraError` if one of these top-level modules is not installed here.
 
-    For machines that run in the environment of the caller. Imports none of them.
+    For machines that run in the environment of the caller, where the distributions `to_install` are
+    installed as well. Imports none of the modules.
     """
-    required = frozenset(distributions)
-    missing = sorted(required - _describe_environment(required).packages.keys())
-    if missing:
+    for module in modules:
+        name = distribution_name(module)
+        if name in to_install or importlib.util.find_spec(module) is not None:
+            continue
         raise MissingExtraError(
-            f"The trainer needs {' and '.join(missing)} on the machines, which run in this Python "
+            f"The trainer needs the package {name} on the machines, which run in this Python "
             "environment and do not have it.",
-            do=f"Run `pip install {' '.join(missing)}`, or add it to "
-            "RunConfig(worker_runtime_env={'pip': [...]}).",
-            module=missing[0],
+            do=f"Run `pip install {name}`, or add it to RunConfig(worker_runtime_env="
+            f"{{'pip': ['{name}']}}).",
+            module=module,
         )
 
 

@@ -106,11 +106,11 @@ class BackendConfig:
         name = self.framework or NO_FRAMEWORK
         return name, {} if name == NO_FRAMEWORK else self.to_dict()
 
-    def required_packages(self, env_vars: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the distributions without which workers cannot start; none by default.
+    def required_modules(self, env_vars: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the top-level modules without which workers cannot start; none by default.
 
         `env_vars` are the run's variables. Called before machines are requested: an error is raised
-        if it is known that the machines lack one.
+        if it is known that the machines lack one. Nothing is imported.
         """
         return ()
 

@@ -115,8 +115,8 @@ class JaxFramework:
         """Configure JAX and join the distributed runtime; a single worker needs none.
 
         Blocks until all ranks have joined. Compiled programs are cached in the run's directory on
-        the node, unless the user has set a cache. Raises `MissingExtraError` without jax, RuntimeError
-        of JAX if the training function's modules have used a device already or ranks cannot
+        the node, unless the user has set a cache. Raises `MissingExtraError` without jax, JAX's
+        RuntimeError if the training function's modules have used a device already or ranks cannot
         connect, and the exceptions of `all_gather`.
         """
         require_module("jax", extra="jax")

@@ -35,13 +35,14 @@ class TensorflowConfig(BackendConfig):
         """The name under which workers look up the framework: "tensorflow"."""
         return "tensorflow"
 
-    def required_packages(self, env_vars: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the distributions that workers with these variables need: tensorflow, tf-keras.
+    def required_modules(self, env_vars: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the legacy Keras, or () if TF_USE_LEGACY_KERAS is 0.
 
-        Without tf-keras if TF_USE_LEGACY_KERAS is 0 in `env_vars` or in this process.
+        The variable is read in `env_vars`, else in this process.
         """
+        # Not tensorflow: it has distributions of several names, which the run may install.
         text = env_vars.get(LEGACY_KERAS_VARIABLE) or env.lookup(LEGACY_KERAS_VARIABLE)
-        return ("tensorflow", "tf-keras") if _is_legacy(text) else ("tensorflow",)
+        return ("tf_keras",) if _is_legacy(text) else ()
 
 
 def _is_legacy(text: str | None) -> bool:
@@ -49,7 +50,7 @@ def _is_legacy(text: str | None) -> bool:
 
 
 class TensorflowFramework:
-    """Framework for TensorFlow: sets TF_CONFIG, of which `MultiWorkerMirroredStrategy` forms a group."""
+    """Framework for TensorFlow: sets TF_CONFIG, which `MultiWorkerMirroredStrategy` reads."""
 
     # Not `tensorflow.keras`: the worker's environment decides which Keras it is.
     preload_modules: tuple[str, ...] = ("numpy", "tensorflow")
