@@ -58,7 +58,7 @@ def training_function(disturbance: Disturbance) -> Any:
                 callbacks=[Disturb(), report],
                 verbose=0,
             )
-        return f"{tf.keras.__name__.partition('.')[0]} {strategy.num_replicas_in_sync}"
+        return f"{tf.keras.Model.__module__.partition('.')[0]} {strategy.num_replicas_in_sync}"
 
     return train
 

@@ -63,4 +63,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module in (tensorflow, keras, callbacks):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "spotfit.tensorflow.keras", raising=False)
+    monkeypatch.delitem(sys.modules, "spotfit.tensorflow.keras_callback", raising=False)

@@ -39,8 +39,8 @@ class Recorder(LocalSession):
 @pytest.fixture
 def keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fake_tensorflow.install(monkeypatch)
-    yield importlib.import_module("spotfit.tensorflow.keras")
-    sys.modules.pop("spotfit.tensorflow.keras", None)
+    yield importlib.import_module("spotfit.tensorflow.keras_callback")
+    sys.modules.pop("spotfit.tensorflow.keras_callback", None)
 
 
 def fit(callback: Any, model: Model, epochs: int, *, initial_epoch: int = 0) -> None:
@@ -160,6 +160,6 @@ def test_an_environment_without_tensorflow_is_a_clear_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(sys.modules, "spotfit.tensorflow.keras", raising=False)
+    monkeypatch.delitem(sys.modules, "spotfit.tensorflow.keras_callback", raising=False)
     with pytest.raises(MissingExtraError, match="tensorflow"):
-        importlib.import_module("spotfit.tensorflow.keras")
+        importlib.import_module("spotfit.tensorflow.keras_callback")
