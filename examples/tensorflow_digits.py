@@ -1,6 +1,7 @@
 """Four workers on two nodes train one Keras model, which resumes exactly after an interruption.
 
-Each worker reads its own rows. For a cloud, name its provisioner and set `storage_path` to a bucket.
+Each worker reads its own rows. For a cloud, name its provisioner and set `storage_path` to a
+bucket.
 """
 
 import tempfile
