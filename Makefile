@@ -13,6 +13,8 @@ SKY := .bench/venv-skypilot
 FILESYSTEMS := .bench/venv-filesystems
 EXTRAS := .bench/venv-extras
 FRAMEWORKS := .bench/venv-frameworks
+JAX := .bench/venv-jax
+TENSORFLOW := .bench/venv-tensorflow
 # It has wheels for these only, and the extra `test` must not require torch.
 TORCHFT := 'torchft>=0.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.14"'
 AZURITE_VERSION := 3.35.0
@@ -124,6 +126,16 @@ filesystems: $(FILESYSTEMS)/.installed $(AZURITE_BY_NPM) ## the store suite over
 frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and LightGBM, each with killed workers and machines
 	$(FRAMEWORKS)/bin/python -m pytest $(AGAIN) tests/frameworks
 
+.PHONY: jax
+jax: $(JAX)/.installed ## JAX with killed workers and machines
+	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py
+	$(JAX)/bin/python -m pytest -k jax tests/frameworks/test_preload.py tests/frameworks/test_examples.py
+
+.PHONY: tensorflow
+tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines
+	$(TENSORFLOW)/bin/python -m pytest $(AGAIN) tests/frameworks/test_tensorflow.py
+	$(TENSORFLOW)/bin/python -m pytest -k tensorflow tests/frameworks/test_preload.py tests/frameworks/test_examples.py
+
 .PHONY: extras
 extras: $(EXTRAS)/.installed ## resolve every pair of extras with uv and with pip 23.2.1; ONLY="s3 aws" for theirs
 	$(EXTRAS)/bin/python .ci/extras.py $(ONLY)
@@ -205,6 +217,12 @@ $(FILESYSTEMS)/.installed: pyproject.toml .ci/filesystems.txt .ci/fake-gcs-serve
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt .ci/frameworks.txt .ci/make-venv
 	.ci/make-venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt -r .ci/frameworks.txt -e '.[torch,test]'
+	touch $@
+
+# Gigabytes each, and not needed beside the other frameworks.
+$(JAX)/.installed $(TENSORFLOW)/.installed: %/.installed: pyproject.toml constraints.txt .ci/jax.txt .ci/tensorflow.txt .ci/make-venv
+	.ci/make-venv $*
+	$*/bin/python -m pip install --quiet -c constraints.txt -r .ci/$(patsubst .bench/venv-%,%,$*).txt -e '.[torch,test]'
 	touch $@
 
 $(AZURITE):

@@ -20,7 +20,13 @@ SIDES = ROOT / "benchmarks" / "sides"
 TORCH = "torch==2.13.0"
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "torchrun": (TORCH, "numpy"),
-    "ray": ("ray[train]==2.60.0", TORCH, "lightning==2.6.6"),
+    "ray": (
+        "ray[train]==2.60.0",
+        TORCH,
+        "lightning==2.6.6",
+        "jax==0.10.2",
+        "tensorflow-cpu==2.21.0",
+    ),
 }
 
 

@@ -139,13 +139,40 @@ def use_pandas() -> list[float]:
     return [float(value) for value in pandas.read_parquet(file)["a"]]
 
 
+def train_jax() -> list[float]:
+    import jax
+    import jax.numpy as jnp
+
+    def loss(weights: jax.Array) -> jax.Array:
+        return jnp.square(jnp.ones((4, 4)) @ weights).mean()
+
+    weights = jax.random.normal(jax.random.key(7), (4,))
+    for _ in range(3):
+        weights = weights - 0.1 * jax.grad(loss)(weights)
+    return [float(value) for value in weights]
+
+
+def train_tensorflow() -> list[float]:
+    import tensorflow as tf
+
+    tf.random.set_seed(7)
+    weights = tf.Variable(tf.random.normal((4, 1)))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.ones((4, 4)) @ weights))
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+    return [float(value) for value in weights.numpy().flatten()]
+
+
 TRAININGS = {
     "accelerate": ("torch", train_accelerate),
+    "jax": ("jax", train_jax),
     "lightgbm": ("none", train_lightgbm),
     "lightning": ("torch", train_lightning),
     "pyarrow": ("none", use_pandas),
     "pytorch_lightning": ("torch", train_pytorch_lightning),
     "sklearn": ("none", train_sklearn),
+    "tensorflow": ("tensorflow", train_tensorflow),
     "transformers": ("torch", train_transformers),
     "xgboost": ("none", train_xgboost),
 }

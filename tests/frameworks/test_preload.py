@@ -23,6 +23,8 @@ from tests.frameworks.small_trainings import TRAININGS
 CHILDREN = 4
 # A first step that imports its framework costs 1.2 s (LightGBM) to 6 s (Lightning) of CPU time.
 MAX_CPU_S = 1.0
+# JAX compiles each function of a first step.
+MAX_COMPILE_CPU_S = {"jax": 2.0}
 PROGRAM = """
 import json, os, resource, sys
 from spotfit.fork_server import child_setup, server
@@ -65,7 +67,7 @@ def test_processes_that_are_forked_after_the_import_train(package: str) -> None:
     results = [result for result, _ in children]
     assert results == [results[0]] * CHILDREN
     assert results[0]
-    assert max(cpu_s for _, cpu_s in children) < MAX_CPU_S
+    assert max(cpu_s for _, cpu_s in children) < MAX_CPU_S + MAX_COMPILE_CPU_S.get(package, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_library_that_was_used_before_the_fork_is_rejected(
 
 def _require(package: str) -> None:
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; see `make frameworks`")
+        pytest.skip(f"{package} is not installed; see the Makefile")
 
 
 def _run(program: str, *arguments: str, path: Path | None = None) -> CompletedProcess[str]:

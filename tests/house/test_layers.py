@@ -15,10 +15,12 @@ from tests.house.tree import LOCALSIM, PROVISIONERS, ROOT, SDK, relative_path
 SDK_PACKAGES = sorted(path.parent for path in SDK.glob("*/__init__.py"))
 PACKAGES_WITH_EXPORTS = {
     "huggingface",
+    "jax",
     "lightgbm",
     "lightning",
     "prediction",
     "sklearn",
+    "tensorflow",
     "torch",
     "xgboost",
 }

@@ -19,9 +19,16 @@ RAY_MODULES: Mapping[str, tuple[str, ...]] = {
     "ray.train.collective": (),
     "ray.train.error": ("SessionMisuseError",),
     "ray.train.lightning": (),
+    "ray.train.tensorflow": (
+        "TensorflowCheckpoint",
+        "TensorflowConfig",
+        "TensorflowTrainer",
+        "prepare_dataset_shard",
+    ),
     "ray.train.torch": (),
     "ray.train.torch.xla": (),
     "ray.train.v2.api.data_parallel_trainer": ("DataParallelTrainer",),
+    "ray.train.v2.jax": ("JaxConfig", "JaxTrainer"),
     "ray.train.v2.torch.torchft_config": ("TorchftConfig",),
     "ray.train.v2._internal.execution.context": ("TrainRunContext",),
 }
@@ -33,9 +40,11 @@ SPOTFIT_MODULES: Mapping[str, str] = {
     "ray.train.collective": "spotfit.collective",
     "ray.train.error": "spotfit",
     "ray.train.lightning": "spotfit.lightning",
+    "ray.train.tensorflow": "spotfit.tensorflow",
     "ray.train.torch": "spotfit.torch",
     "ray.train.torch.xla": "spotfit.torch.xla",
     "ray.train.v2.api.data_parallel_trainer": "spotfit",
+    "ray.train.v2.jax": "spotfit.jax",
     "ray.train.v2.torch.torchft_config": "spotfit.torch",
     "ray.train.v2._internal.execution.context": "spotfit.model.user_callback",
 }

@@ -74,7 +74,11 @@ class LocalProvisioner:
             notice_sources=_NOTICE_SOURCES,
             shared_directories="always",
             keeps_output=True,
-            software=Software(python=python, implementation=sys.implementation.name),
+            software=Software(
+                python=python,
+                implementation=sys.implementation.name,
+                is_callers=self.options.python == "here",
+            ),
         )
 
     def plan(self, request: GroupRequest) -> GroupPlan:

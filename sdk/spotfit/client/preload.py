@@ -49,7 +49,11 @@ SAFE_PACKAGES: Mapping[str, tuple[str, ...]] = {
     "transformers": _AS_REACHED,
 }
 """The modules to import for each package; empty for those that the function reaches."""
-_INTEGRATIONS = {f"spotfit.{name}" for name in (*SAFE_PACKAGES, "huggingface")} - {"spotfit.torch"}
+# Not spotfit.tensorflow.keras: each worker's environment decides which Keras tf.keras is.
+_INTEGRATIONS = {f"spotfit.{name}" for name in (*SAFE_PACKAGES, "huggingface")} - {
+    "spotfit.tensorflow",
+    "spotfit.torch",
+}
 # A configuration may contain a dataset: its first items have the same types as the others.
 _MAX_ITEMS = 100
 _MAX_OBJECTS = 10_000

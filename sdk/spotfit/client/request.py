@@ -40,7 +40,7 @@ from spotfit.client.run_config import (
 from spotfit.code.fingerprint import fingerprint_function, stable_repr
 from spotfit.code.function_pickle import takes_config
 from spotfit.code.runtime_env import RuntimeEnv
-from spotfit.code.version_check import predict_mismatches
+from spotfit.code.version_check import check_installed, predict_mismatches
 from spotfit.core.errors import (
     ConfigError,
     NotFoundError,
@@ -471,9 +471,13 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     checks.check(lambda: backend_hooks_class(request.backend_config))
     if provisioner is not None:
         to_install = runtime_env.pip_distributions() if runtime_env is not None else ()
+        software = provisioner.traits.software
         # Packages of the runtime environment are installed on nodes before the function is loaded.
-        for mismatch in predict_mismatches(provisioner.traits.software, to_install=to_install):
+        for mismatch in predict_mismatches(software, to_install=to_install):
             checks.add(mismatch)
+        if runtime_env is not None and software.is_callers:
+            required = request.backend_config.required_modules(runtime_env.env_vars)
+            checks.check(lambda: check_installed(required, to_install=to_install))
     if storage is not None and provisioner is not None:
         checks.check(lambda: _check_storage_is_shared(storage, request.run, provisioner))
     plan = None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import sys
 from collections.abc import Collection, Iterable
@@ -14,7 +15,7 @@ from importlib import metadata
 
 import msgspec
 
-from spotfit.core.errors import EnvironmentMismatchError
+from spotfit.core.errors import EnvironmentMismatchError, MissingExtraError
 from spotfit.model.group import Software
 
 # Compared even if the pickle does not refer to them: tensors, arrays and the protocols of spotfit
@@ -113,6 +114,25 @@ def predict_mismatches(
         packages=target.packages,
     )
     return compare_environments(source, declared, to_install=to_install)
+
+
+def check_installed(modules: Iterable[str], *, to_install: Collection[str] = ()) -> None:
+    """Raise `MissingExtraError` if one of these top-level modules is not installed here.
+
+    For machines that run in the environment of the caller, where the distributions `to_install` are
+    installed as well. Imports none of the modules.
+    """
+    for module in modules:
+        name = distribution_name(module)
+        if name in to_install or importlib.util.find_spec(module) is not None:
+            continue
+        raise MissingExtraError(
+            f"The trainer needs the package {name} on the machines, which run in this Python "
+            "environment and do not have it.",
+            do=f"Run `pip install {name}`, or add it to RunConfig(worker_runtime_env="
+            f"{{'pip': ['{name}']}}).",
+            module=module,
+        )
 
 
 def _describe_environment(

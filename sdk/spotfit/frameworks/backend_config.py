@@ -6,7 +6,7 @@ workers. A `Backend` subclass adds hooks that run once per round beside the lead
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -105,6 +105,14 @@ class BackendConfig:
         # A class without framework may have fields that cannot be serialized for the workers.
         name = self.framework or NO_FRAMEWORK
         return name, {} if name == NO_FRAMEWORK else self.to_dict()
+
+    def required_modules(self, env_vars: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the top-level modules without which workers cannot start; none by default.
+
+        `env_vars` are the run's variables. Called before machines are requested: an error is raised
+        if it is known that the machines lack one. Nothing is imported.
+        """
+        return ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a new dictionary by attribute name; nested values are not copied."""

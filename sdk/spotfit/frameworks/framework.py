@@ -7,6 +7,7 @@ The environment variables from which training libraries read a worker's ranks an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -74,6 +75,15 @@ class Framework(Protocol):
         """
         ...
 
+    @property
+    def leaves_together(self) -> bool:
+        """Whether the training functions of all ranks must have returned before any rank leaves.
+
+        True if a rank that leaves, or ends, fails those that still train: they then wait for each
+        other, without a time limit, before `leave_group`.
+        """
+        ...
+
     def environment(self, start: StartWorker) -> dict[str, str]:
         """Return the variables that a worker sets before the library or user code is imported.
 
@@ -100,11 +110,23 @@ class Framework(Protocol):
         ...
 
 
+def call_in_thread(function: Callable[[], None], *, timeout_s: float) -> bool:
+    """Call a function that may block for ever in a daemon thread; return whether it has ended.
+
+    Waits for at most `timeout_s`. The function handles its own exceptions.
+    """
+    thread = threading.Thread(target=function, name="spotfit-leave-group", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()
+
+
 class NoFramework:
     """Framework of functions that use no training library: nothing to import, no group."""
 
     preload_modules: tuple[str, ...] = ()
     sees_peer_devices = False
+    leaves_together = False
 
     def environment(self, start: StartWorker) -> dict[str, str]:
         """Return torchrun's rank variables and the visible devices, for the worker to set.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from spotfit.frameworks.framework import Framework, NoFramework
+from spotfit.frameworks.jax.jax_config import JaxFramework
 from spotfit.frameworks.lightgbm.lightgbm_config import LightGBMFramework
+from spotfit.frameworks.tensorflow.tensorflow_config import TensorflowFramework
 from spotfit.frameworks.torch.lightning_framework import LightningFramework
 from spotfit.frameworks.torch.process_group import TorchFramework
 from spotfit.frameworks.torch.torchft_config import TorchftFramework
@@ -14,9 +16,11 @@ from spotfit.host import plugins
 ENTRY_POINT_GROUP = "spotfit.frameworks"
 # Not entry points: looking those up reads the metadata of all installed distributions.
 _BUILT_IN_FRAMEWORKS: dict[str, type[Framework]] = {
+    "jax": JaxFramework,
     "lightgbm": LightGBMFramework,
     "lightning": LightningFramework,
     "none": NoFramework,
+    "tensorflow": TensorflowFramework,
     "torch": TorchFramework,
     "torch_xla": TorchXlaFramework,
     "torchft": TorchftFramework,

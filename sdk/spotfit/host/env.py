@@ -177,6 +177,12 @@ PROCESS_GROUP_SHUTDOWN_TIMEOUT_S = EnvVar(
     30.0,
     "seconds that destroy_process_group() may take",
 )
+JAX_SHUTDOWN_TIMEOUT_S = EnvVar(
+    "JAX_DISTRIBUTED_SHUTDOWN_TIMEOUT_S",
+    units.parse_seconds,
+    30.0,
+    "seconds that jax.distributed.shutdown() may take",
+)
 
 # Collected instead of listed, so that `check_all` cannot miss one.
 ENV_VARS: tuple[EnvVar[Any], ...] = tuple(

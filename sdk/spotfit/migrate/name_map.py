@@ -22,12 +22,17 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train", "collective"): "spotfit.collective",
     ("ray", "train", "huggingface"): "spotfit.huggingface",
     ("ray", "train", "huggingface", "transformers"): "spotfit.huggingface.transformers",
+    ("ray", "air", "integrations", "keras"): "spotfit.tensorflow.keras",
     ("ray", "train", "lightgbm"): "spotfit.lightgbm",
     ("ray", "train", "lightning"): "spotfit.lightning",
+    ("ray", "train", "tensorflow"): "spotfit.tensorflow",
+    ("ray", "train", "tensorflow", "keras"): "spotfit.tensorflow.keras",
     ("ray", "train", "torch"): "spotfit.torch",
     ("ray", "train", "torch", "xla"): "spotfit.torch.xla",
     ("ray", "train", "v2", "api"): "spotfit",
+    ("ray", "train", "v2", "jax"): "spotfit.jax",
     ("ray", "train", "v2", "lightgbm"): "spotfit.lightgbm",
+    ("ray", "train", "v2", "tensorflow"): "spotfit.tensorflow",
     ("ray", "train", "v2", "torch"): "spotfit.torch",
     ("ray", "train", "v2", "xgboost"): "spotfit.xgboost",
     ("ray", "train", "xgboost"): "spotfit.xgboost",
@@ -76,6 +81,7 @@ REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "verbose": "use logging_config=LoggingConfig(log_level=...)",
     },
     "ScalingConfig": {"trainer_resources": "remove it, only workers use resources"},
+    "TensorflowTrainer": _REMOVED_TRAINER_ARGUMENTS,
     "TorchTrainer": _REMOVED_TRAINER_ARGUMENTS,
     "TransformersTrainer": {
         **_REMOVED_TRAINER_ARGUMENTS,
@@ -95,13 +101,9 @@ _STILL_NEEDED = "Not removed, because other lines still need Ray."
 
 _TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
 _CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
-_FRAMEWORKS = ("tensorflow",)
-_FRAMEWORKS_V2 = ("jax", "tensorflow")
 ADVICE: Mapping[DottedName, str] = {
     **{("ray", name): _TASKS_ADVICE for name in _TASKS},
     **{("ray", name): _CLUSTER_ADVICE for name in _CLUSTER},
-    **{("ray", "train", name): _NO_INTEGRATION_ADVICE for name in _FRAMEWORKS},
-    **{("ray", "train", "v2", name): _NO_INTEGRATION_ADVICE for name in _FRAMEWORKS_V2},
     ("ray",): "spotfit has no equivalent; this line still uses Ray.",
     ("ray", "air"): "This was part of Ray AIR, which no longer exists.",
     ("ray", "air", "integrations"): _NO_INTEGRATION_ADVICE,

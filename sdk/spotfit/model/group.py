@@ -191,6 +191,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] = {}
     """Version by distribution name. A distribution that is not listed may or may not be
     installed."""
+    is_callers: bool = False
+    """Whether the machines run in the Python environment that called `fit()`."""
 
 
 UNKNOWN_SOFTWARE = Software()

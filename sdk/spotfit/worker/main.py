@@ -8,7 +8,8 @@
 | gate "setup"  | `OpenGate`, or no backend hooks     | group setup   |
 | group setup   | process group formed                | gate "train"  |
 | gate "train"  | `OpenGate`, or no backend hooks     | training      |
-| training      | function returned, uploads complete | save at end   |
+| training      | function returned, uploads complete | peers or save |
+| peers         | all ranks joined (`leaves_together`)| save at end   |
 | save at end   | snapshot submitted, or none         | gate "leave"  |
 | gate "leave"  | `OpenGate`, or no backend hooks     | exit 0        |
 | any but setup | exception: `WorkerRaised`           | exit 1        |
@@ -57,6 +58,7 @@ from spotfit.worker.session import Session
 # Exit handlers of libraries (wandb, loggers) flush over the network; a hanging one must not keep
 # the node's next round waiting.
 _EXIT_TIMEOUT_S = 10.0
+_SHUTDOWN_TIMEOUTS = (env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, env.JAX_SHUTDOWN_TIMEOUT_S)
 # Ranks reach the group's formation at different times: some nodes still install requirements.
 _GROUP_INIT_TIMEOUT_S = 300.0
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
@@ -167,6 +169,8 @@ def _train(
     value = function.call()
     # Before the result is sent: a round that has returned is over, and its checkpoints are final.
     session.wait_for_uploads()
+    if framework.leaves_together and start.world_size > 1:
+        session.all_gather_bytes("leave_group", b"")
     return value
 
 
@@ -253,10 +257,9 @@ def exit_process(exit_code: int, leave_group: Callable[[], None]) -> NoReturn:
     the peers. If any of this hangs, a timer exits after 10 s plus the time that the process group
     has to shut down.
     """
+    shutdown_timeout_s = max(map(env.read, _SHUTDOWN_TIMEOUTS))
     # A timer thread, because a destructor of a framework may hang while it holds no Python lock.
-    watchdog = threading.Timer(
-        _EXIT_TIMEOUT_S + env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S), os._exit, (exit_code,)
-    )
+    watchdog = threading.Timer(_EXIT_TIMEOUT_S + shutdown_timeout_s, os._exit, (exit_code,))
     watchdog.daemon = True
     watchdog.start()
     try:

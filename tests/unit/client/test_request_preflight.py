@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -276,6 +276,36 @@ def test_a_package_in_the_runtime_env_may_differ_on_nodes(
     difference = pytest.raises(EnvironmentMismatchError, match=r"99\.0 on the machines")
     with nullcontext() if fine else difference:
         run_preflight(a_request(run=run))
+
+
+class NeedsModule(BackendConfig):
+    """Its workers need a module that no package has."""
+
+    def required_modules(self, env_vars: Mapping[str, str]) -> tuple[str, ...]:
+        return (env_vars.get("MODULE", "no_such_module"),)
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "fine"),
+    [({}, False), ({"pip": ["no-such-module"]}, True), ({"env_vars": {"MODULE": "msgspec"}}, True)],
+    ids=["missing", "will be installed", "not needed"],
+)
+def test_a_module_that_this_environment_lacks_is_reported_for_local_workers(
+    tmp_path: Path, runtime_env: dict[str, Any], fine: bool
+) -> None:
+    run = RunConfig(name="n", storage_path=str(tmp_path), worker_runtime_env=runtime_env)
+    difference = pytest.raises(MissingExtraError, match="needs the package no-such-module")
+    with nullcontext() if fine else difference:
+        run_preflight(a_request(run=run, backend_config=NeedsModule(), provisioner="local"))
+
+
+def test_a_module_that_this_environment_lacks_may_be_on_other_machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cloud = FakeProvisioner(software=Software(packages={}))
+    monkeypatch.setattr(request, "open_provisioner", lambda _name, _options: cloud)
+    run = RunConfig(name="n", storage_path=str(tmp_path))
+    run_preflight(a_request(run=run, backend_config=NeedsModule()))
 
 
 # --- client library and shared directories -------------------------------------------------------

@@ -271,7 +271,7 @@ def test_an_existing_name_spotfit_is_not_overwritten() -> None:
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        ("from ray.train.tensorflow import TensorflowConfig", "ray.train.tensorflow.TensorflowConfig"),  # noqa: E501
+        ("from ray.train.horovod import HorovodConfig", "ray.train.horovod.HorovodConfig"),
         ("from ray import *", "from ray import *"),
         ("import ray.data", "ray.data"),
         ("from ray.train._internal.session import get_session", "ray.train._internal.session.get_session"),  # noqa: E501

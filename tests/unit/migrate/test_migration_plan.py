@@ -10,6 +10,7 @@ import pytest
 
 import spotfit
 import spotfit.huggingface
+import spotfit.tensorflow
 import spotfit.torch
 from spotfit.core.errors import SpotfitError
 from spotfit.host import env
@@ -98,6 +99,7 @@ def test_a_variable_without_effect_is_no_manual_work() -> None:
 TRAINER_MODULES = {
     "AccelerateTrainer": "ray.train.huggingface",
     "DataParallelTrainer": "ray.train.v2.api.data_parallel_trainer",
+    "TensorflowTrainer": "ray.train.tensorflow",
     "TorchTrainer": "ray.train.torch",
     "TransformersTrainer": "ray.train.huggingface",
 }
@@ -128,7 +130,7 @@ def arguments_of(kind: type) -> set[str]:
 
 def test_every_argument_that_raises_a_deprecation_warning_is_listed() -> None:
     refused: dict[str, set[str]] = defaultdict(set)
-    for module in (spotfit, spotfit.huggingface, spotfit.torch):
+    for module in (spotfit, spotfit.huggingface, spotfit.tensorflow, spotfit.torch):
         for name in module.__all__:
             if name.endswith(("Config", "Trainer")):
                 function = [print] if name.endswith("Trainer") else []
@@ -170,7 +172,7 @@ def test_cluster_calls_remain_if_ray_is_needed(need: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["import ray.data", "from ray import tune", "from ray.train.tensorflow import *"]
+    "other", ["import ray.data", "from ray import tune", "from ray.train.horovod import *"]
 )
 def test_cluster_calls_remain_for_other_libraries_of_ray(other: str) -> None:
     script = f"import ray\n{other}\nray.init()\n"
@@ -224,7 +226,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     script = dedent_script("""
         from ray import train
         train.no_such_name
-        train.tensorflow.prepare_dataset_shard(None)
+        train.horovod.HorovodConfig(None)
         train.report({})
     """)
     assert migrated_text(script) == script.replace(
@@ -232,7 +234,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     )
     assert manual_work(script) == [
         "3: ray.train.no_such_name",
-        "4: ray.train.tensorflow.prepare_dataset_shard",
+        "4: ray.train.horovod.HorovodConfig",
     ]
 
 
@@ -240,14 +242,14 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     ("trainer", "reported"),
     [
         (
-            "from ray.train.tensorflow import TensorflowTrainer as T",
-            "ray.train.tensorflow.TensorflowTrainer",
+            "from ray.train.horovod import HorovodTrainer as T",
+            "ray.train.horovod.HorovodTrainer",
         ),
         (
-            "import ray.train.tensorflow as x\nT = x.TensorflowTrainer",
-            "ray.train.tensorflow.TensorflowTrainer",
+            "import ray.train.horovod as x\nT = x.HorovodTrainer",
+            "ray.train.horovod.HorovodTrainer",
         ),
-        ("import ray\nT = ray.train.v2.jax.JaxTrainer", "ray.train.v2.jax.JaxTrainer"),
+        ("import ray\nT = ray.train.mosaic.MosaicTrainer", "ray.train.mosaic.MosaicTrainer"),
         ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
     ],
 )

@@ -44,7 +44,7 @@ def test_attributes_of_a_name_are_not_checked() -> None:
         "ray",
         "ray.data.Dataset",
         "ray.remote",
-        "ray.train.tensorflow.TensorflowTrainer",
+        "ray.train.horovod.HorovodTrainer",
         "ray.air.nothing",
     ],
 )

@@ -8,13 +8,14 @@ import os
 import pickle
 import sys
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from spotfit.core.errors import ShippingError
 from spotfit.core.ids import RunId
 from spotfit.host import log
+from spotfit.protocol.worker_agent import StartWorker
 from spotfit.security.run_key import RunKey
 from spotfit.worker import main
 from tests.unit.worker.agent_end import FakeAgentConnection, make_start
@@ -162,6 +163,48 @@ def test_the_process_exits_if_leaving_the_group_raises() -> None:
 
 def test_an_exit_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_EXIT_TIMEOUT_S", 0.01)
-    monkeypatch.setenv("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "0.01")
+    for library in ("TORCH_PROCESS_GROUP", "JAX_DISTRIBUTED"):
+        monkeypatch.setenv(f"{library}_SHUTDOWN_TIMEOUT_S", "0.01")
     reads, _writes = os.pipe()
     assert exit_in_child(0, lambda _: os.read(reads, 1))[0] == 0
+
+
+class GroupOfTwo:
+    """A framework and the session of a group of two; records the calls."""
+
+    def __init__(self, *, leaves_together: bool) -> None:
+        self.leaves_together = leaves_together
+        self.calls: list[str] = []
+        self.hook_calls = self
+
+    def form_group(self, _start: StartWorker, _all_gather: object) -> None:
+        self.calls.append("group formed")
+
+    def wait_for_phase(self, _phase: str) -> None: ...
+
+    def serve_in_background(self) -> None: ...
+
+    def send(self, _message: object) -> None: ...
+
+    def call(self) -> None:
+        self.calls.append("returned")
+
+    def wait_for_uploads(self) -> None:
+        self.calls.append("uploaded")
+
+    def all_gather_bytes(self, kind: str, _value: bytes) -> None:
+        self.calls.append(kind)
+
+
+@pytest.mark.parametrize(
+    ("leaves_together", "world_size", "waits"),
+    [(True, 2, True), (True, 1, False), (False, 2, False)],
+)
+def test_ranks_that_leave_together_wait_for_each_other_after_their_uploads(
+    leaves_together: bool, world_size: int, waits: bool
+) -> None:
+    group: Any = GroupOfTwo(leaves_together=leaves_together)
+    start = make_start(world_size=world_size)
+    main._train(start, group, connection=group, framework=group, function=group)
+    expected = ["group formed", "returned", "uploaded"]
+    assert group.calls == [*expected, *(["leave_group"] if waits else [])]

@@ -120,6 +120,7 @@ class LightGBMFramework:
 
     preload_modules: tuple[str, ...] = ("numpy", "lightgbm", "spotfit.lightgbm.segmented_lightgbm")
     sees_peer_devices = False
+    leaves_together = False
 
     def __init__(self) -> None:
         self._world_size = 1

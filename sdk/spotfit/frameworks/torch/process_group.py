@@ -9,14 +9,14 @@ from __future__ import annotations
 import datetime
 import importlib
 import socket
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.frameworks.devices import worker_devices
-from spotfit.frameworks.framework import AllGatherFn, rank_environment
+from spotfit.frameworks.framework import AllGatherFn, call_in_thread, rank_environment
 from spotfit.frameworks.torch.lightning_check import check_trainers_at_fit
 from spotfit.frameworks.torch.torch_config import default_backend
 from spotfit.host import env, log, machine
@@ -71,6 +71,7 @@ class TorchFramework:
     )
     # NCCL copies between two GPUs of a node directly only if both are visible to the process.
     sees_peer_devices = True
+    leaves_together = False
 
     def environment(self, start: StartWorker) -> dict[str, str]:
         """Return torchrun's rank variables, visible devices, MASTER_ADDR and Accelerate's device.
@@ -137,13 +138,8 @@ class TorchFramework:
             return
         _warn_if_unused()
         timeout_s = env.read(env.PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
-        # destroy_process_group has no timeout and blocks while a peer hangs: run it in a thread.
-        thread = threading.Thread(
-            target=_destroy_group, args=(_current_gpu(),), name="spotfit-leave-group", daemon=True
-        )
-        thread.start()
-        thread.join(timeout_s)
-        if thread.is_alive():
+        # destroy_process_group has no timeout and blocks while a peer hangs.
+        if not call_in_thread(partial(_destroy_group, _current_gpu()), timeout_s=timeout_s):
             log.warning("torch.leave_group.timeout", after_s=timeout_s)
 
 

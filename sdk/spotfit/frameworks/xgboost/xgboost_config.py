@@ -81,6 +81,7 @@ class XGBoostFramework:
     )
     # "device": "cuda" is the first visible GPU: each worker must see its own only.
     sees_peer_devices = False
+    leaves_together = False
 
     def __init__(self) -> None:
         self._tracker: RabitTracker | None = None

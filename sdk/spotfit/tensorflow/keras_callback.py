@@ -1,0 +1,194 @@
+"""ReportCheckpointCallback and restore_model: checkpoints of Keras models during `fit`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.core.errors import ConfigError, NotFoundError
+from spotfit.core.input_checks import did_you_mean
+from spotfit.host.plugins import require_module
+from spotfit.model.reporting import CheckpointUploadMode
+from spotfit.tensorflow.tensorflow_checkpoint import MODEL_FILENAME, MODEL_FILENAME_KEY
+from spotfit.worker.training_api import get_checkpoint, get_context, report
+
+require_module("tensorflow", extra="tensorflow")  # before the import below, for a clear error
+
+from tensorflow.keras.callbacks import Callback  # noqa: E402
+
+_PHASES = ("train", "test", "predict")
+EVENTS = (
+    *("epoch_begin", "epoch_end"),
+    *(f"{phase}_{edge}" for phase in _PHASES for edge in ("begin", "end")),
+    *(f"{phase}_batch_{edge}" for phase in _PHASES for edge in ("begin", "end")),
+)
+"""Events of Keras without the prefix `on_`."""
+_EPOCHS_DONE = "epochs_done"
+
+MetricSelection = str | list[str] | dict[str, str] | None
+
+
+class ReportCheckpointCallback(Callback):  # type: ignore[misc]  # Keras is untyped here
+    """Reports metrics during `fit`, and rank 0's model as a checkpoint.
+
+    Args:
+        checkpoint_on: Event or events at which the model is saved, such as "train_batch_end".
+        report_metrics_on: Event or events at which metrics are reported.
+        metrics: None for all, a name, a list of names, or a dictionary from reported names to
+            those of Keras.
+
+    Events are the methods of Keras's callbacks without `on_`. A report without metrics has {}.
+    Checkpoints have the model with its optimizer in "model.keras", and are uploaded in the
+    background; `restore_model` continues from the latest. Raises `ConfigError`, a ValueError, for
+    another event.
+    """
+
+    def __init__(
+        self,
+        checkpoint_on: str | list[str] = "epoch_end",
+        report_metrics_on: str | list[str] = "epoch_end",
+        metrics: MetricSelection = None,
+    ) -> None:
+        super().__init__()
+        self._checkpoint_on = _parse_events("checkpoint_on", checkpoint_on)
+        self._report_metrics_on = _parse_events("report_metrics_on", report_metrics_on)
+        names = [metrics] if isinstance(metrics, str) else metrics
+        self._metrics = dict(zip(names, names, strict=True)) if isinstance(names, list) else names
+        self._epochs_done = 0
+
+    def _on_event(self, event: str, logs: Mapping[str, Any] | None) -> None:
+        has_metrics = event in self._report_metrics_on
+        if not has_metrics and event not in self._checkpoint_on:
+            return
+        selected = _select_metrics(self._metrics, logs or {}) if has_metrics else {}
+        if event in self._checkpoint_on:
+            report_model(self.model, selected, epochs_done=self._epochs_done)
+        else:
+            report(selected)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Report if "epoch_begin" is among the events."""
+        self._epochs_done = epoch
+        self._on_event("epoch_begin", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Report if "epoch_end" is among the events."""
+        self._epochs_done = epoch + 1
+        self._on_event("epoch_end", logs)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Report if "train_begin" is among the events."""
+        self._on_event("train_begin", logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Report if "train_end" is among the events."""
+        self._on_event("train_end", logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Report if "train_batch_begin" is among the events."""
+        self._on_event("train_batch_begin", logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Report if "train_batch_end" is among the events."""
+        self._on_event("train_batch_end", logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Report if "test_begin" is among the events."""
+        self._on_event("test_begin", logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Report if "test_end" is among the events."""
+        self._on_event("test_end", logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Report if "test_batch_begin" is among the events."""
+        self._on_event("test_batch_begin", logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Report if "test_batch_end" is among the events."""
+        self._on_event("test_batch_end", logs)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Report if "predict_begin" is among the events."""
+        self._on_event("predict_begin", logs)
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Report if "predict_end" is among the events."""
+        self._on_event("predict_end", logs)
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Report if "predict_batch_begin" is among the events."""
+        self._on_event("predict_batch_begin", logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Report if "predict_batch_end" is among the events."""
+        self._on_event("predict_batch_end", logs)
+
+
+def restore_model(model: Any) -> int:
+    """Load weights and optimizer of the latest checkpoint; return the number of epochs done.
+
+    Call it on all ranks before `model.fit(..., initial_epoch=restore_model(model))`, with a model
+    that is compiled in the scope of the strategy and has the layers of the saved one. Does nothing
+    and returns 0 without a checkpoint. Raises `NotFoundError` for a checkpoint that no
+    `ReportCheckpointCallback` has saved.
+    """
+    checkpoint = get_checkpoint()
+    if checkpoint is None:
+        return 0
+    epochs_done = checkpoint.get_metadata().get(_EPOCHS_DONE)
+    if epochs_done is None:
+        raise NotFoundError(
+            f"The metadata of {checkpoint} has no number of epochs.",
+            do="Continue from checkpoints of ReportCheckpointCallback only.",
+        )
+    # Otherwise the optimizer has no variables yet, and keeps its initial state.
+    model.optimizer.build(model.trainable_variables)
+    with checkpoint.as_directory() as directory:
+        model.load_weights(str(Path(directory, MODEL_FILENAME)))
+    return int(epochs_done)
+
+
+def report_model(model: Any, metrics: dict[str, Any], *, epochs_done: int) -> None:
+    """Report the metrics, on rank 0 with the model as a checkpoint. Called by all ranks.
+
+    Does not wait for the upload. Raises the errors of `spotfit.report`.
+    """
+    # On all ranks: reading the variables of a strategy may be a collective.
+    directory = tempfile.mkdtemp(prefix="spotfit-model-")
+    model.save(str(Path(directory, MODEL_FILENAME)))
+    if get_context().get_world_rank() != 0:
+        shutil.rmtree(directory)
+        report(metrics)
+        return
+    checkpoint = Checkpoint.from_directory(directory)
+    checkpoint.set_metadata({MODEL_FILENAME_KEY: MODEL_FILENAME, _EPOCHS_DONE: epochs_done})
+    # The agent removes the directory after the upload.
+    report(metrics, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+
+
+def _parse_events(argument: str, events: str | list[str]) -> frozenset[str]:
+    names = [events] if isinstance(events, str) else list(events)
+    for name in names:
+        if name not in EVENTS:
+            raise ConfigError(
+                f"ReportCheckpointCallback({argument}={events!r}): {name!r} is no event of Keras.",
+                do=did_you_mean(name, EVENTS) or f"Events are {', '.join(EVENTS)}.",
+            )
+    return frozenset(names)
+
+
+def _select_metrics(selection: Mapping[str, str] | None, logs: Mapping[str, Any]) -> dict[str, Any]:
+    if selection is None:
+        return dict(logs)
+    for name in selection.values():
+        if name not in logs:
+            raise ConfigError(
+                f"ReportCheckpointCallback(metrics=...): Keras has no metric {name!r} here.",
+                do=did_you_mean(name, logs) or "Pass it to model.compile(metrics=...).",
+            )
+    return {reported: logs[name] for reported, name in selection.items()}

@@ -1,0 +1,66 @@
+"""The parts of TensorFlow that spotfit.tensorflow uses, for environments without it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+class Callback:
+    """Keras's base class of callbacks."""
+
+    model: Any = None
+
+
+class Model:
+    """A Keras model of one weight, whose optimizer has state once it is built."""
+
+    def __init__(self, weight: float = 0.0) -> None:
+        self.weight = weight
+        self.optimizer = SimpleNamespace(build=self._build, is_built=False)
+        self.trainable_variables = ["w"]
+
+    def save(self, path: str) -> None:
+        Path(path).write_text(json.dumps(self.weight))
+
+    def load_weights(self, path: str) -> None:
+        assert self.optimizer.is_built, "the state of the optimizer would not be loaded"
+        self.weight = json.loads(Path(path).read_text())
+
+    def _build(self, variables: list[str]) -> None:
+        assert variables == self.trainable_variables
+        self.optimizer.is_built = True
+
+
+class Options:
+    """tf.data.Options."""
+
+    def __init__(self) -> None:
+        self.experimental_distribute = SimpleNamespace(auto_shard_policy="auto")
+
+
+def load_model(path: str) -> Any:
+    """Return the model of `Model.save`, or the path if it is a directory."""
+    return path if Path(path).is_dir() else Model(json.loads(Path(path).read_text()))
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `import tensorflow` give these parts, and modules of ours be imported with them."""
+    callbacks: Any = ModuleType("tensorflow.keras.callbacks")
+    callbacks.Callback = Callback
+    keras: Any = ModuleType("tensorflow.keras")
+    keras.callbacks, keras.models = callbacks, SimpleNamespace(load_model=load_model)
+    tensorflow: Any = ModuleType("tensorflow")
+    tensorflow.keras = keras
+    policy = SimpleNamespace(OFF="off")
+    tensorflow.data = SimpleNamespace(
+        AUTOTUNE=-1, Options=Options, experimental=SimpleNamespace(AutoShardPolicy=policy)
+    )
+    for module in (tensorflow, keras, callbacks):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "spotfit.tensorflow.keras_callback", raising=False)
