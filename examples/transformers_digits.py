@@ -75,7 +75,7 @@ def KillOnce(mark: str) -> Any:  # noqa: N802 - a class that needs transformers
     """Return a callback that kills the worker of rank 1 at step 25, as a preemption does."""
     from transformers import TrainerCallback
 
-    class Kill(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
+    class Kill(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             is_rank_one = spotfit.get_context().get_world_rank() == 1
             if state.global_step == 25 and is_rank_one and not Path(mark).exists():

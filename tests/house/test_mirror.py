@@ -23,7 +23,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "sdk/spotfit/lightning/loop_state.py": "tests/frameworks/test_lightning.py",
     # They need training libraries, which `make frameworks` installs.
     "sdk/spotfit/huggingface/accelerate.py": "tests/frameworks/test_accelerate.py",
-    "sdk/spotfit/huggingface/report_callback.py": "tests/frameworks/test_huggingface.py",
+    "sdk/spotfit/huggingface/trainer_report_callback.py": "tests/frameworks/test_huggingface.py",
     "sdk/spotfit/huggingface/snapshot_trainer.py": "tests/frameworks/test_huggingface.py",
     "sdk/spotfit/huggingface/trainer_preparation.py": "tests/frameworks/test_huggingface.py",
     "sdk/spotfit/huggingface/trainer_state.py": "tests/frameworks/test_huggingface.py",

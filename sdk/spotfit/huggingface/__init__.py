@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spotfit.huggingface.pretrained import export_pretrained as export_pretrained
-    from spotfit.huggingface.report_callback import (
+    from spotfit.huggingface.trainer_preparation import prepare_trainer as prepare_trainer
+    from spotfit.huggingface.trainer_report_callback import (
         RayTrainReportCallback as RayTrainReportCallback,
     )
-    from spotfit.huggingface.trainer_preparation import prepare_trainer as prepare_trainer
     from spotfit.huggingface.trainers import AccelerateTrainer as AccelerateTrainer
     from spotfit.huggingface.trainers import TransformersTrainer as TransformersTrainer
 
 _MODULES = {
     "AccelerateTrainer": "spotfit.huggingface.trainers",
-    "RayTrainReportCallback": "spotfit.huggingface.report_callback",
+    "RayTrainReportCallback": "spotfit.huggingface.trainer_report_callback",
     "TransformersTrainer": "spotfit.huggingface.trainers",
     "export_pretrained": "spotfit.huggingface.pretrained",
     "prepare_trainer": "spotfit.huggingface.trainer_preparation",
