@@ -1,14 +1,13 @@
-"""Predict handwritten digits on two machines, one of which is lost; then export the model.
+"""Predict handwritten digits with two workers, then export the model for serving.
 
     python examples/predict_digits.py
 
-A small network is trained in this process. Two local machines then predict all images in 36
-shards; the first machine is killed meanwhile. Each shard has one output.
+A small network is trained in this process. Two workers on a local machine then predict all images
+in 36 shards. In a cloud only `output`, `storage_path` and `provisioner` differ, and a lost machine
+costs the shards that it was working on.
 """
 
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from sklearn.datasets import load_digits
 import spotfit
 from spotfit.prediction import BatchPredictor, TorchPredictor
 from spotfit.torch import Checkpointer, export_checkpoint
-from spotfit_localsim.live.preemption import Reclaimer
-from spotfit_provisioners.local.options import LocalOptions
-from spotfit_provisioners.local.state_dir import LocalCloudDir
 
 
 def make_model() -> torch.nn.Module:
@@ -47,21 +43,12 @@ def train() -> None:
 
 
 class DigitPredictor(TorchPredictor):
-    """Adds the digit to the scores of the network."""
+    """Returns digits in place of the scores of the network."""
 
     def predict_batch(self, data: Any, **kwargs: Any) -> Any:
         """Return the most probable digit of each image."""
-        time.sleep(0.1)  # noqa: TID251  # a larger model
         scores = super().predict_batch(data, dtype=torch.float32, **kwargs)["predictions"]
         return {"digit": scores.argmax(axis=1)}
-
-
-def kill_a_machine(cloud: LocalCloudDir, output: Path) -> None:
-    """Kill a machine without notice once there are predictions."""
-    reclaimer = Reclaimer(cloud)
-    while not list(output.glob("part-*")):
-        time.sleep(0.01)  # noqa: TID251
-    reclaimer.kill(reclaimer.running_nodes()[0])
 
 
 def main(folder: Path) -> None:
@@ -73,8 +60,6 @@ def main(folder: Path) -> None:
 
     digits = load_digits()
     rows = {"image": digits.data / 16, "id": np.arange(len(digits.data))}
-    cloud, output = LocalCloudDir(folder / "cloud"), folder / "output"
-    threading.Thread(target=kill_a_machine, args=(cloud, output), daemon=True).start()
     predictor = BatchPredictor.from_checkpoint(checkpoint, DigitPredictor, model=make_model())
     result = predictor.predict(
         rows,
@@ -82,9 +67,9 @@ def main(folder: Path) -> None:
         keep_columns=["id"],
         min_scoring_workers=2,
         max_scoring_workers=2,
-        output=output,
+        output=folder / "output",
         run_config=spotfit.RunConfig(name="digits", storage_path=folder / "runs"),
-        provisioner=LocalOptions(nodes=2, root=str(cloud.path)),
+        provisioner=f"local?root={folder}/machines",
         predict_options={"rows_per_shard": 50, "output_format": "npz"},
     )
     predictions = result.to_numpy()
