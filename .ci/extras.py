@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".bench" / "extras"
-HEAVY = {"torch", "torchft", "onnx", "tensorflow", "demo", "skypilot", "test", "dev"}
+HEAVY = {"torch", "torchft", "jax", "onnx", "tensorflow", "demo", "skypilot", "test", "dev"}
 """uv reads metadata. pip downloads whole wheels where an index serves no metadata: gigabytes of
 torch, minutes of the others."""
 LIMIT_S = 600.0

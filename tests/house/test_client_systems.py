@@ -24,7 +24,7 @@ MACHINE_MODULES = (
     *("sdk/spotfit/checkpoint/node_sharing.py", "sdk/spotfit/checkpoint/peer_store.py"),
 )
 """Further modules that only machines import."""
-LIBRARIES = {"accelerate", "lightgbm", "transformers", "xgboost"}
+LIBRARIES = {"accelerate", "lightgbm", "tensorflow", "transformers", "xgboost"}
 """Training libraries that are not installed here; modules that import them are left out."""
 UNIX_PROVISIONERS = ("local", "slurm")
 GUARDED = {

@@ -111,7 +111,7 @@ class Framework(Protocol):
 
 
 def call_in_thread(function: Callable[[], None], *, timeout_s: float) -> bool:
-    """Call a function that may block for ever in a daemon thread; return whether it has ended.
+    """Call a function that may block indefinitely in a daemon thread; return whether it ended.
 
     Waits for at most `timeout_s`. The function handles its own exceptions.
     """
