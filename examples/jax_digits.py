@@ -51,11 +51,11 @@ def train() -> float:
         scores = jax.nn.log_softmax(x @ weights["w"] + weights["b"])
         return -jnp.mean(jnp.take_along_axis(scores, y[:, None], axis=1))
 
-    @jax.jit
-    def update(weights: Any, x: Any, y: Any) -> Any:
+    def sgd(weights: Any, x: Any, y: Any) -> Any:
         loss, gradients = jax.value_and_grad(loss_of)(weights, x, y)
         return jax.tree.map(lambda w, g: w - 0.5 * g, weights, gradients), loss
 
+    update = jax.jit(sgd)
     first_step, weights = load_state()
     weights = jax.device_put(weights, whole)
     rows_per_worker = BATCH_SIZE // jax.process_count()

@@ -35,7 +35,7 @@ def training_function(disturbance: Disturbance) -> Any:
 
         from spotfit.tensorflow.keras import ReportCheckpointCallback, restore_model
 
-        class Disturb(tf.keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+        class Disturb(tf.keras.callbacks.Callback):
             """Calls a disturbance before each step."""
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

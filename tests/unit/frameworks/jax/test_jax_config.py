@@ -16,7 +16,10 @@ from spotfit.frameworks.registry import open_framework
 from spotfit.model.config import ScalingConfig
 from tests.unit.frameworks.workers import a_worker_start
 
-GPUS = {"devices": ("cuda:0", "cuda:1", "cuda:2", "cuda:3"), "options": {"device": "cuda"}}
+GPUS: dict[str, Any] = {
+    "devices": ("cuda:0", "cuda:1", "cuda:2", "cuda:3"),
+    "options": {"device": "cuda"},
+}
 
 
 class FakeJax(ModuleType):
