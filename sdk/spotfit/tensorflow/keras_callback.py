@@ -146,9 +146,9 @@ def restore_model(model: Any) -> int:
             f"The metadata of {checkpoint} has no number of epochs.",
             do="Continue from checkpoints of ReportCheckpointCallback only.",
         )
-    # Otherwise the optimizer has no variables yet, and keeps its initial state.
-    model.optimizer.build(model.trainable_variables)
-    with checkpoint.as_directory() as directory:
+    with model.distribute_strategy.scope(), checkpoint.as_directory() as directory:
+        # Otherwise the optimizer has no variables yet, and keeps its initial state.
+        model.optimizer.build(model.trainable_variables)
         model.load_weights(str(Path(directory, MODEL_FILENAME)))
     return int(epochs_done)
 

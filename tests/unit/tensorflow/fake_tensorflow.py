@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ class Model:
         self.weight = weight
         self.optimizer = SimpleNamespace(build=self._build, is_built=False)
         self.trainable_variables = ["w"]
+        self.distribute_strategy = SimpleNamespace(scope=nullcontext)
 
     def save(self, path: str) -> None:
         Path(path).write_text(json.dumps(self.weight))
