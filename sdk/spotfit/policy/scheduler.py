@@ -331,6 +331,11 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    # The first renewal of the lease measures the clock with which the bill dates a release.
+    clock_due_at = state.leading_since + view.spec.timing.lease_interval_s
+    if state.wall_ms is None and now < clock_due_at and view.spec.cost.chooses_offers:
+        yield Wait(min(now + _AGENT_POLL_S, clock_due_at), "the storage's clock is not measured")
+        return
     # The request of a group may outlive its machines and would launch replacements.
     connected = {one.member.token for one in state.members.values()}
     surplus = capacity.surplus_groups(view, state)
