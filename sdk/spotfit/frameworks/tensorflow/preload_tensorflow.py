@@ -1,6 +1,6 @@
 """Imports tensorflow for workers with the legacy Keras; for the fork server only.
 
-TensorFlow decides at its import which Keras `from tensorflow.keras import ...` gives. So this module
+TensorFlow decides at its import which Keras `from tensorflow.keras import ...` gives. This module
 sets TF_USE_LEGACY_KERAS before, unless it is set: the only module whose import changes a variable.
 """
 
