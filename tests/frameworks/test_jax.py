@@ -146,10 +146,10 @@ def test_ranks_that_return_at_different_times_end_the_run(cloud: LiveTestCloud) 
         rank = spotfit.get_context().get_world_rank()
         multihost_utils.sync_global_devices("start")
         # Longer than the shutdown of JAX may take.
-        time.sleep(4.0 if rank == 1 else 0.0)
+        time.sleep(6.0 if rank == 1 else 0.0)
         return rank
 
-    environment = {"env_vars": {"JAX_DISTRIBUTED_SHUTDOWN_TIMEOUT_S": "1"}}
+    environment = {"env_vars": {"JAX_DISTRIBUTED_SHUTDOWN_TIMEOUT_S": "3"}}
     result = cloud.trainer(
         return_late, workers=2, trainer_type=JaxTrainer, worker_runtime_env=environment
     ).fit()

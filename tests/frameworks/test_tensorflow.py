@@ -119,7 +119,7 @@ def test_killed_workers_do_not_change_the_weights(cloud: LiveTestCloud) -> None:
     assert weights_of(stormy) == weights_of(calm)
     assert stormy.metrics == calm.metrics
     assert calm.metrics is not None
-    assert calm.metrics["acc"] > 0.7
+    assert calm.metrics["acc"] > 0.4
     closed = cloud.rounds_closed("stormy")
     assert [one.cause for one in closed] == [FailureCause.WORKER] * 2
     assert [one.reason.partition(":")[0] for one in closed] == ["rank 1 died", "rank 0 died"]

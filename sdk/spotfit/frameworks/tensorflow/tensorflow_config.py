@@ -52,8 +52,11 @@ def _is_legacy(text: str | None) -> bool:
 class TensorflowFramework:
     """Framework for TensorFlow: sets TF_CONFIG, which `MultiWorkerMirroredStrategy` reads."""
 
-    # Not `tensorflow.keras`: the worker's environment decides which Keras it is.
-    preload_modules: tuple[str, ...] = ("numpy", "tensorflow", "tf_keras")
+    preload_modules: tuple[str, ...] = (
+        "numpy",
+        "spotfit.frameworks.tensorflow.preload_tensorflow",
+        "tf_keras",
+    )
     # A strategy uses all GPUs that its process sees.
     sees_peer_devices = False
     # Collectives of all ranks fail if the process of one has ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -91,3 +92,11 @@ def test_the_legacy_keras_is_required_unless_the_user_decides(
     assert config.required_modules({"TF_USE_LEGACY_KERAS": "0"}) == ()
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "false")
     assert config.required_modules({}) == ()
+
+
+def test_the_fork_server_imports_tensorflow_for_the_legacy_keras() -> None:
+    name = "spotfit.frameworks.tensorflow.preload_tensorflow"
+    assert name in TensorflowFramework.preload_modules
+    sys.modules.pop(name, None)
+    importlib.import_module(name)
+    assert env.lookup("TF_USE_LEGACY_KERAS") == "1"
