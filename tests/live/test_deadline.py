@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import spotfit
 from spotfit.client.run_handle import attach
 from spotfit.core.errors import BudgetExhaustedError
-from spotfit.model.events import FailureCause, LeaderElected, MachinesChosen, RoundClosed
+from spotfit.model.events import MachinesChosen
 from spotfit_localsim.clouds.spot_cloud import SpotCloud
 from tests.house.tree import ROOT
 from tests.live.cloud import events_of
@@ -122,41 +121,3 @@ def test_a_run_uses_the_machines_of_two_clouds(
     assert {one.market.value for one in result.cost.offers} == {"spot", "on_demand"}
     assert markets.keys() == {"aws_batch", "gcp_batch"}
     assert "saved" in capfd.readouterr().out
-
-
-@pytest.mark.timeout(300)
-def test_a_run_returns_to_spot_machines_of_another_cloud_without_a_stop(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    example = importlib.import_module("two_clouds")
-    aws, google = (example.open_cloud(tmp_path / one, one) for one in ("aws_batch", "gcp_batch"))
-    for cloud in (aws, google):
-        cloud.set_capacity(0)
-    url = str(tmp_path / "runs" / "digits")
-    changes = example.CapacityChanges(url, aws, google)
-
-    def offer_spot_machines() -> None:
-        changes.wait_until_trained("on_demand", aws)
-        google.set_capacity(None)
-
-    offering = threading.Thread(target=offer_spot_machines, daemon=True)
-    offering.start()
-    try:
-        result = example.fit(tmp_path, aws, google)
-        machines = {one.provider.options.cloud: one.machines() for one in (aws, google)}
-    finally:
-        aws.close()
-        google.close()
-    assert result.return_value > 0.9
-    assert {one["market"] for one in machines["aws_batch"]} == {"on_demand"}
-    assert {one["market"] for one in machines["gcp_batch"]} == {"spot"}
-    started_s = max(one["started_at_s"] for one in machines["gcp_batch"])
-    ended_s = min(one["ended_at_s"] for one in machines["aws_batch"])
-    assert started_s < ended_s, "the machines of the other cloud start first"
-    events = events_of(url)
-    networks = [one.network for one in events if isinstance(one, LeaderElected) and one.network]
-    assert [one.partition(":")[0] for one in dict.fromkeys(networks)] == ["0", "1"]
-    (closed,) = [one for one in events if isinstance(one, RoundClosed)]
-    assert closed.cause is FailureCause.RESIZE
-    assert result.cost.is_final
