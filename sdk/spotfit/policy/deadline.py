@@ -8,7 +8,8 @@ situation is taken only if the slack that remains suffices for the better choice
     ----------|-----------|------------------------------------------------------------------
     spot      | available | spot; on-demand if 0 ≤ σ < d < work left
     nothing   | available | spot if σ ≥ 2d + look, else on-demand
-    on-demand | available | spot if it pays and σ ≥ d + 2·look + reserve, else on-demand
+    on-demand | available | spot if it pays and σ ≥ d + 2·look + reserve, else on-demand; spot that
+              |           | starts is kept without the reserve
     on-demand | refused   | on-demand
     nothing   | refused   | nothing if σ ≥ 2d + 2·look + reserve + outages, else on-demand
 
@@ -77,12 +78,14 @@ def choose_market(
     *,
     spot_refused_s: float | None,
     price_ratio: float,
+    is_returning: bool = False,
 ) -> MarketChoice:
     """Return the market on which the run should have its machines now.
 
     `running` is the market of the machines that run or start, None without machines.
     `spot_refused_s` is how long spot machines have been refused, None if they run or would be
     granted. `price_ratio` is the price of on-demand machines divided by that of spot machines.
+    `is_returning` is whether spot machines start beside on-demand ones already.
 
     Source: the Uniform Progress policy ("Can't Be Late", NSDI 2024) has the same inputs; the
     thresholds here also keep slack for later changes and for outages.
@@ -98,7 +101,10 @@ def choose_market(
         return MarketChoice(
             Market.ON_DEMAND, "a return to spot machines would cost more than it saves"
         )
-    needed_s = state.changeover_s + 2 * state.look_s + _reserve_s(state)
+    needed_s = state.changeover_s + 2 * state.look_s
+    # Slack at the limit must not start and release machines again and again.
+    if not is_returning:
+        needed_s += _reserve_s(state)
     return _spot_if_slack(state, needed_s, "the changes to come")
 
 

@@ -261,7 +261,10 @@ def _choose(
     if not any(one.market is Market.ON_DEMAND for one in offers):
         return offer_choice.choose_spot_offer(offers, running)
     if goal is not None:
-        return offer_choice.choose_offer(goal, offers, running)
+        names = [one.offer.name for one in candidates]
+        before = () if view.market.choice is None else view.market.choice.workers
+        chosen_before = next((names.index(name) for name in before if name in names), None)
+        return offer_choice.choose_offer(goal, offers, running, chosen=chosen_before)
     chosen = offer_choice.choose_without_waiting(offers, running, changeover_s=changeover_s(view))
     if view.spec.cost.deadline_ms is None:
         return chosen
@@ -287,7 +290,7 @@ def _unless_reversed(
         return waiting
     without = replace_struct(choice, workers={})
     after = replace_struct(view, market=replace_struct(view.market, choice=without))
-    again = _choose(view, goal, candidates, _running_offer(after, state, candidates, now))
+    again = _choose(after, goal, candidates, _running_offer(after, state, candidates, now))
     is_reversed = again.offer is not None and candidates[again.offer].offer.name in choice.workers
     return again if is_reversed else waiting
 

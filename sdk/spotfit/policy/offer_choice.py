@@ -76,12 +76,16 @@ def mean_lifetime_s(
 
 
 def choose_offer(
-    state: DeadlineState, offers: Sequence[OfferState], running: int | None
+    state: DeadlineState,
+    offers: Sequence[OfferState],
+    running: int | None,
+    *,
+    chosen: int | None = None,
 ) -> OfferChoice:
     """Return the offer on which the run should have its machines now.
 
-    `running` is the index of the offer whose machines run or start. At least one offer must be
-    on-demand.
+    `running` is the index of the offer whose machines run or start, `chosen` that of the last
+    choice: its machines may start beside those. At least one offer must be on-demand.
     """
     highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
     cheap = cheap_offers(offers, highest)
@@ -95,6 +99,7 @@ def choose_offer(
             _market_of(running, cheap),
             spot_refused_s=_shortest_refusal_s(offers[n] for n in cheap),
             price_ratio=highest / lowest if lowest > 0 else math.inf,
+            is_returning=chosen in cheap,
         )
     if market is None:
         return OfferChoice(None, reason)

@@ -56,6 +56,20 @@ def test_spot_machines_that_end_before_others_start_are_kept() -> None:
     assert choice.market is Market.SPOT
 
 
+def test_spot_machines_that_start_are_kept_without_the_reserve() -> None:
+    # 0.1 h · 2.17 h / 3 h are the reserve: 260 s.
+    state = replace(STATE, time_left_s=STATE.work_left_s + 600.0)
+    for is_returning, expected in ((False, Market.ON_DEMAND), (True, Market.SPOT)):
+        choice = choose_market(
+            state,
+            Market.ON_DEMAND,
+            spot_refused_s=None,
+            price_ratio=3.0,
+            is_returning=is_returning,
+        )
+        assert choice.market is expected
+
+
 def test_the_longer_spot_is_refused_the_less_is_waited() -> None:
     assert choose(0.5 * HOUR, refused_s=0.0).market is None
     assert choose(0.5 * HOUR, refused_s=2 * HOUR).market is Market.ON_DEMAND

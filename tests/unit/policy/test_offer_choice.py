@@ -110,3 +110,12 @@ def test_free_machines_are_chosen_like_others() -> None:
 
 def test_without_spot_offers_on_demand_machines_are_rented_at_once() -> None:
     assert choose_without_waiting([ON_DEMAND], None, changeover_s=600.0).offer == 0
+
+
+def test_a_return_that_has_begun_needs_less_slack() -> None:
+    offers = [spot(1.0), ON_DEMAND]
+    assert choose(offers, running=1, slack_h=0.3) == 1
+    deadline = DeadlineState(
+        time_left_s=10.3 * HOUR, work_left_s=10 * HOUR, changeover_s=0.1 * HOUR, look_s=60.0
+    )
+    assert choose_offer(deadline, offers, 1, chosen=0).offer == 0
