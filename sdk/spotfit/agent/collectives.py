@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spotfit.core.units import format_ranks
-from spotfit.protocol.worker_agent import CollectiveWaiting, RankZeroBroadcastResult, ToWorker
+from spotfit.protocol.worker_agent import (
+    LEAVE_GROUP,
+    CollectiveWaiting,
+    RankZeroBroadcastResult,
+    ToWorker,
+)
 
 OutgoingFrame = tuple[int | None, ToWorker]
 """A frame for one rank, or for all ranks (None)."""
@@ -104,7 +109,9 @@ class Collectives:
         frames: list[OutgoingFrame] = []
         # A copy: `_abort` removes the collective.
         for key, waiting in list(self._pending.items()):
-            if self._timeout_s is not None and now - waiting.started_at >= self._timeout_s:
+            # Ranks that leave the group wait for those that still train (decision 0071).
+            timeout_s = None if key.kind == LEAVE_GROUP else self._timeout_s
+            if timeout_s is not None and now - waiting.started_at >= timeout_s:
                 frames += self._abort(key, find_missing)
             elif now - waiting.warned_at >= self._warn_s:
                 waiting.warned_at = now
@@ -120,10 +127,12 @@ class Collectives:
         if not self._pending:
             return None
         warn_at = min(waiting.warned_at for waiting in self._pending.values()) + self._warn_s
-        if self._timeout_s is None:
+        started_at = [
+            one.started_at for key, one in self._pending.items() if key.kind != LEAVE_GROUP
+        ]
+        if self._timeout_s is None or not started_at:
             return warn_at
-        started_at = min(waiting.started_at for waiting in self._pending.values())
-        return min(warn_at, started_at + self._timeout_s)
+        return min(warn_at, min(started_at) + self._timeout_s)
 
     def abort_deadlocked(
         self, returned_ranks: set[int], find_missing: FindMissingRanks

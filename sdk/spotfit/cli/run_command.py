@@ -154,13 +154,14 @@ def _script_below(script: str, working_dir: Path) -> str:
     """Return the path of the script relative to the directory that is sent to the machines."""
     folder = working_dir.resolve()
     # As torchrun reads it: relative to the current directory. Otherwise to --working-dir.
-    path = Path(script) if Path(script).is_file() else folder / script
-    if not path.is_file():
+    found = [path for path in (Path(script), folder / script) if path.is_file()]
+    if not found:
         raise ConfigError(
             f"The script {script!r} does not exist.",
             do="Pass the path of a Python file, or --module with the name of a module.",
         )
-    if not path.resolve().is_relative_to(folder):
+    path = next((one for one in found if one.resolve().is_relative_to(folder)), None)
+    if path is None:
         raise ConfigError(
             f"The script {script!r} is not below the working directory {str(folder)!r}, so that it "
             "would not be sent to the machines.",

@@ -17,6 +17,7 @@ from spotfit.model.spec import CostSpec, RunTiming
 from spotfit.model.usage import bill_of
 from spotfit.model.view import JournalView
 from spotfit.policy.cost_budget import longest_stop_s
+from spotfit.policy.training_time import estimated_training_s
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 
@@ -93,17 +94,16 @@ def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
     )
 
 
-def limits_after(limits: CostLimits, view: JournalView, now_ms: int) -> CostLimits:
-    """Return the limits of a fit that continues the run of `view`, at `now_ms` as in `bill_of`.
+def limits_after(limits: CostLimits, view: JournalView, now_ms: int, *, workers: int) -> CostLimits:
+    """Return the limits of a fit with `workers` that continues the run of `view`.
 
-    The training time is the slower one of the measured speed and the user's estimate, as for the
-    leader (`policy.training_time`).
+    `now_ms` as in `bill_of`. The training time is that of the leader.
     """
-    known_s = (view.market.complete_training_s, limits.training_time_s)
     spent = [one.max_usd for one in bill_of(view, now_ms).offers if one.max_usd is not None]
+    estimate_s = limits.training_time_s
     return replace(
         limits,
-        training_time_s=max((one for one in known_s if one is not None), default=None),
+        training_time_s=estimated_training_s(view.market, workers, estimate_s=estimate_s),
         progress=view.market.progress or 0.0,
         spent_usd=sum(spent),
     )

@@ -529,6 +529,7 @@ class _CostPlan(NamedTuple):
     plans: list[OfferPlan]
     listing: OfferListing
     backend: str
+    workers: int
     spec: CostSpec
 
     def check(self, limits: CostLimits) -> None:
@@ -540,7 +541,8 @@ class _CostPlan(NamedTuple):
 
     def check_continued(self, view: JournalView) -> None:
         """Check the limits of a fit that continues the run of `view`; raises as `check`."""
-        self.check(limits_after(self.limits, view, system.wall_ms()))
+        now_ms = system.wall_ms()
+        self.check(limits_after(self.limits, view, now_ms, workers=self.workers))
 
 
 def _plan_cost(request: FitRequest, provisioner: Provisioner, storage: Store) -> _CostPlan | None:
@@ -560,7 +562,8 @@ def _plan_cost(request: FitRequest, provisioner: Provisioner, storage: Store) ->
     if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
         return None  # without prices the backends are tried in their order
     spec = cost_spec(limits, plans, now_ms, listed=listing.offers)
-    return _CostPlan(limits, plans, listing, provisioner.name, spec)
+    workers = request.scaling.max_workers
+    return _CostPlan(limits, plans, listing, provisioner.name, workers, spec)
 
 
 def _plan_offers(

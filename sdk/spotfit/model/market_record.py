@@ -124,15 +124,6 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
     startups_s: tuple[float, ...] = ()
     """The last durations from the opening of a round to the call of the training function."""
 
-    @property
-    def complete_training_s(self) -> float | None:
-        """Duration of the complete training at the speed of the largest group that was measured.
-
-        None before a measurement; too long as long as no round had two commits.
-        """
-        speeds = self.speeds or self.first_speeds
-        return speeds[max(speeds)].complete_s if speeds else None
-
     def record_of(self, offer: str) -> OfferRecord:
         """Return what was observed of the offer with that name."""
         return self.offers.get(offer, OfferRecord())

@@ -22,7 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spotfit.model.events import LeaderElected
+from spotfit.model.group import find_node_status
 from spotfit.model.leader_state import LeaderState, NoRound
+from spotfit.model.offer import Market
 from spotfit.model.topology import Member
 from spotfit.model.view import View
 from spotfit.policy import election
@@ -67,9 +69,18 @@ def change_network(view: View, state: LeaderState, now: float) -> LeaderElected 
 
 
 def _slots_needed(view: View) -> int:
-    """The slots of the last round, whose workers had machines; else those of all workers."""
-    largest = view.spec.max_workers
-    return min(largest, view.last_round.world_size) if view.last_round is not None else largest
+    """The slots of the last round of this fit, whose workers had machines; else of all workers.
+
+    While on-demand machines are chosen, those of all that are chosen: they start together.
+    """
+    largest, last, choice = view.spec.max_workers, view.last_round, view.market.choice
+    if last is None or last.number < view.first_round:
+        return largest
+    offers = {one.name: one.market for one in view.spec.cost.offers}
+    workers = {} if choice is None else choice.workers
+    if any(offers.get(name) is Market.ON_DEMAND for name in workers):
+        return min(largest, max(last.world_size, sum(workers.values())))
+    return min(largest, last.world_size)
 
 
 def _successors(view: View, state: LeaderState, *, is_chosen: bool, slots: int) -> list[Member]:
@@ -97,8 +108,8 @@ def _ready_members(view: View, state: LeaderState) -> Iterable[Member]:
 
 def _is_usable(view: View, state: LeaderState, member: Member) -> bool:
     group = view.groups[member.token]
-    status = state.group_statuses.get(member.token)
-    has_ended = status is not None and status.nodes[member.node].is_terminated
+    status = find_node_status(state.group_statuses, member.token, member.node)
+    has_ended = status is not None and status.is_terminated
     return group.is_node_active(member.node) and not group.is_left and not has_ended
 
 

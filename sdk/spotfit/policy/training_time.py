@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from spotfit.model.leader_state import LeaderState, Training
+from spotfit.model.market_record import MarketRecord
 from spotfit.model.view import View
 
 # Of the measured starts, all but the slowest one of ten.
@@ -41,14 +42,21 @@ def restart_s(view: View) -> float:
 
 
 def complete_training_s(view: View) -> float | None:
-    """Return the duration of the complete training with all workers; None if it is unknown.
+    """Return the duration of the complete training with all workers; None if it is unknown."""
+    estimate_s = view.spec.cost.training_time_s
+    return estimated_training_s(view.market, view.spec.max_workers, estimate_s=estimate_s)
 
-    The slower one of the measured speed and the user's estimate. The speed of n workers is taken to
-    be n times that of one at most, and more workers not to be slower: other numbers of workers give
-    a lower and an upper bound. The upper one counts without an estimate, the lower one with it.
+
+def estimated_training_s(
+    record: MarketRecord, workers: int, *, estimate_s: float | None
+) -> float | None:
+    """Return the duration of the complete training with that many workers; None if it is unknown.
+
+    The slower one of the measured speed and `estimate_s` of the user. The speed of n workers is
+    taken to be n times that of one at most, and more workers not to be slower: other numbers of
+    workers give a lower and an upper bound. The upper one counts without an estimate, the lower one
+    with it.
     """
-    estimate_s, record = view.spec.cost.training_time_s, view.market
-    workers = view.spec.max_workers
     exact = record.speeds.get(workers)
     if exact is None and estimate_s is None:
         # The first interval of a round contains the start of its function.

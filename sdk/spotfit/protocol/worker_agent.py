@@ -40,6 +40,8 @@ LongText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Payload = Annotated[bytes, msgspec.Meta(max_length=12 * 2**20)]
 """A value that the leader sends on to all ranks or to a backend hook; their senders limit it to 8
 MiB."""
+LEAVE_GROUP = "leave_group"
+"""The collective in which ranks wait for each other before they leave the process group."""
 MAX_GATHERED_BYTES = 4096
 """The largest value of a rank in an all-gather: the values of 10,000 ranks fit into one frame."""
 

@@ -45,7 +45,12 @@ from spotfit.frameworks.framework import Framework
 from spotfit.frameworks.registry import open_framework
 from spotfit.host import env, log
 from spotfit.ledger.authenticated_store import AuthenticatedStore
-from spotfit.protocol.worker_agent import FunctionStarted, StartWorker, WorkerReturned
+from spotfit.protocol.worker_agent import (
+    LEAVE_GROUP,
+    FunctionStarted,
+    StartWorker,
+    WorkerReturned,
+)
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -170,7 +175,7 @@ def _train(
     # Before the result is sent: a round that has returned is over, and its checkpoints are final.
     session.wait_for_uploads()
     if framework.leaves_together and start.world_size > 1:
-        session.all_gather_bytes("leave_group", b"")
+        session.all_gather_bytes(LEAVE_GROUP, b"")
     return value
 
 

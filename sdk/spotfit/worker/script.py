@@ -23,10 +23,12 @@ def run_script(config: dict[str, Any]) -> None:
             sys.argv = [script, *arguments]
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [script, *arguments]
+            # Absolute: spawned processes find it from another working directory.
+            path = Path(script).resolve()
+            sys.argv = [str(path), *arguments]
             # As Python does: imports of the script find its own folder first.
-            sys.path.insert(0, str(Path(script).resolve().parent))
-            runpy.run_path(script, run_name="__main__")
+            sys.path.insert(0, str(path.parent))
+            runpy.run_path(str(path), run_name="__main__")
     except SystemExit as exit_:
         if exit_.code not in (None, 0):
             raise WorkerDiedError(

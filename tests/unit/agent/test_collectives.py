@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotfit.agent.collectives import CollectiveKey, Collectives, OutgoingFrame
-from spotfit.protocol.worker_agent import CollectiveWaiting, RankZeroBroadcastResult
+from spotfit.protocol.worker_agent import LEAVE_GROUP, CollectiveWaiting, RankZeroBroadcastResult
 
 BARRIER, BROADCAST = CollectiveKey("barrier", 0), CollectiveKey("broadcast", 0)
 
@@ -28,6 +28,13 @@ class ThreeRanks:
 
     def abort_deadlocked(self) -> dict[int | None, Any]:
         return dict(self.waits.abort_deadlocked(self.returned, self.missing))
+
+
+def test_ranks_that_leave_wait_without_a_timeout() -> None:
+    group = ThreeRanks(timeout_s=10.0)
+    group.join(0, CollectiveKey(LEAVE_GROUP, 0))
+    assert group.check_timeouts(20.0) == []
+    assert group.waits.next_timeout_check() == 60.0, "only the warning"
 
 
 def test_joined_ranks_are_known_until_the_collective_closes() -> None:

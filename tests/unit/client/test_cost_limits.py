@@ -292,14 +292,18 @@ def test_a_budget_that_is_spent_leaves_nothing_for_a_start() -> None:
     assert error.do.startswith("Set a budget of more than 10.99, ")
 
 
-def test_a_continued_run_counts_at_the_slower_speed() -> None:
-    measured = MarketRecord(
-        progress=0.5, speeds={2: MeasuredSpeed(share=0.1, measured_s=2 * HOUR_S)}
-    )
-    after = limits_after(limits(), JournalView(market=measured), NOW_MS)
-    assert (after.training_time_s, after.work_left_s) == (20 * HOUR_S, 10 * HOUR_S)
-    faster = MarketRecord(
-        progress=0.5, speeds={2: MeasuredSpeed(share=0.1, measured_s=0.5 * HOUR_S)}
-    )
-    after = limits_after(limits(), JournalView(market=faster), NOW_MS)
-    assert after.work_left_s == 5 * HOUR_S
+@pytest.mark.parametrize(
+    ("measured_h", "of_workers", "expected_h"),
+    [
+        (20.0, 2, 10.0),  # slower than the estimate of ten hours
+        (5.0, 2, 5.0),  # the estimate counts
+        (40.0, 1, 10.0),  # two workers are at most twice as fast as one
+    ],
+)
+def test_a_continued_run_counts_at_the_slower_speed(
+    measured_h: float, of_workers: int, expected_h: float
+) -> None:
+    speed = MeasuredSpeed(share=0.1, measured_s=0.1 * measured_h * HOUR_S)
+    view = JournalView(market=MarketRecord(progress=0.5, speeds={of_workers: speed}))
+    after = limits_after(limits(), view, NOW_MS, workers=2)
+    assert after.work_left_s == pytest.approx(expected_h * HOUR_S)

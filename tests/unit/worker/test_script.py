@@ -29,7 +29,8 @@ def run(text: str, *arguments: str, script: str = "train.py") -> None:
 
 def test_the_script_is_main_and_has_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     run("import sys; print(__name__, __file__, sys.argv)", "--lr", "0.1")
-    assert capsys.readouterr().out == "__main__ train.py ['train.py', '--lr', '0.1']\n"
+    path = Path("train.py").resolve()
+    assert capsys.readouterr().out == f"__main__ {path} ['{path}', '--lr', '0.1']\n"
 
 
 def test_imports_find_the_folder_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,11 @@ class TorchFramework:
     )
     # NCCL copies between two GPUs of a node directly only if both are visible to the process.
     sees_peer_devices = True
-    leaves_together = False
+
+    @property
+    def leaves_together(self) -> bool:
+        """Whether the function has formed the group: at a store that ends with rank 0's process."""
+        return self._rendezvous is not None
 
     def environment(self, start: StartWorker) -> dict[str, str]:
         """Return torchrun's rank variables, visible devices, MASTER_ADDR and Accelerate's device.

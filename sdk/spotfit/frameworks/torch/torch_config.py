@@ -11,6 +11,8 @@ from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.model.config import ScalingConfig
 
 _INIT_METHODS = ("env", "tcp")
+# Those of which torchrun's variables suffice to form the group.
+_FRAMEWORKS_WITH_OWN_GROUP = ("torch", "lightning")
 
 
 @suggest_keywords
@@ -40,7 +42,7 @@ class TorchConfig(BackendConfig):
         """Return the framework's name and its options with the backend chosen.
 
         Called by the trainer before machines are requested. `scaling` says which devices the
-        workers have. Raises `ConfigError` for an invalid `init_method` or `timeout_s`.
+        workers have. Raises `ConfigError` for an invalid value.
         """
         # Checked when the trainer starts, before machines are requested.
         if self.init_method not in _INIT_METHODS:
@@ -54,6 +56,12 @@ class TorchConfig(BackendConfig):
             raise ConfigError(
                 f"TorchConfig(timeout_s={self.timeout_s!r}): timeout_s must be greater than 0.",
                 do="Set the number of seconds that a collective may take; the default is 1800.",
+            )
+        if not (self.form_group or self.framework in _FRAMEWORKS_WITH_OWN_GROUP):
+            raise ConfigError(
+                f"{type(self).__name__}(form_group=False) is not supported: its process group "
+                "cannot be formed by the function.",
+                do="Omit form_group, or use TorchConfig(form_group=False).",
             )
         return self.framework, {**self.to_dict(), "backend": self.backend_for(scaling)}
 

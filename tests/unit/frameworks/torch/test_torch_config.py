@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from spotfit.core.errors import ConfigError
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
+from spotfit.frameworks.torch.torchft_config import TorchftConfig
+from spotfit.frameworks.torch.xla_backend import TorchXLAConfig
 from spotfit.model.config import ScalingConfig
 
 
@@ -68,3 +71,11 @@ def test_a_plain_backend_sets_up_nothing() -> None:
     assert BackendConfig().train_func_context is nullcontext
     assert TorchConfig().framework == "torch"
     assert isinstance(TorchConfig(), BackendConfig)
+
+
+@pytest.mark.parametrize(
+    "config", [TorchXLAConfig(form_group=False), TorchftConfig({}, form_group=False)]
+)
+def test_only_a_group_of_torch_is_formed_by_the_function(config: TorchConfig) -> None:
+    with pytest.raises(ConfigError, match=r"\(form_group=False\) is not supported"):
+        config.framework_options(ScalingConfig(num_workers=2))
