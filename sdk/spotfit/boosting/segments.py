@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from msgspec.structs import replace
@@ -17,10 +18,13 @@ from msgspec.structs import replace
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.worker.training_api import TrainSession, require_session
 
 STATE_FILENAME = "segments.msgpack"
 """The file of a `SegmentState` in a checkpoint. Not JSON, which has no NaN."""
 DEFAULT_ROUNDS_PER_SEGMENT = 10
+
+_trained_sessions: WeakSet[TrainSession] = WeakSet()
 
 EvaluationHistory = dict[str, dict[str, list[float]]]
 """Results of the evaluations: by name of the set and of the metric, one per round."""
@@ -56,6 +60,23 @@ def extend_history(before: EvaluationHistory, after: EvaluationHistory) -> Evalu
         }
         for name, metrics in {**before, **after}.items()
     }
+
+
+def check_first_training() -> None:
+    """Raise `ConfigError` if `train()` was called before in this session.
+
+    The checkpoints of a run are those of one model: a second call would continue the first one's.
+    Raises `SessionMisuseError` outside of a training function.
+    """
+    session = require_session("train")
+    if session in _trained_sessions:
+        raise ConfigError(
+            "train() was called before in this training function. The second call would continue "
+            "from the checkpoint of the first one and return its model.",
+            do="Call train() once per training function, and train each further model in a run of "
+            "its own.",
+        )
+    _trained_sessions.add(session)
 
 
 def check_rounds(rounds_per_segment: Any, num_boost_round: Any) -> None:

@@ -13,6 +13,7 @@ from spotfit.boosting.segments import (
     STATE_FILENAME,
     EvaluationHistory,
     SegmentState,
+    check_first_training,
     check_rounds,
     encode_state,
     load_segment,
@@ -97,9 +98,11 @@ def train(
 
     Early stopping and `record_evaluation` continue after an interruption; other callbacks
     lose their state. A `RayTrainReportCallback` in `callbacks` sets the reported metrics and
-    the name of the model's file. Raises `ConfigError` for arguments that cannot be continued, and
-    the errors of `lightgbm.train` and `spotfit.report`.
+    the name of the model's file. Raises `ConfigError` for arguments that cannot be continued and
+    for a second call in a training function, and the errors of `lightgbm.train` and
+    `spotfit.report`.
     """
+    check_first_training()
     # LightGBM accepts one instead of a list, too.
     valid_sets = [valid_sets] if isinstance(valid_sets, lightgbm.Dataset) else valid_sets
     valid_names = [valid_names] if isinstance(valid_names, str) else valid_names

@@ -13,6 +13,7 @@ from spotfit.boosting.segments import (
     STATE_FILENAME,
     EvaluationHistory,
     SegmentState,
+    check_first_training,
     check_rounds,
     encode_state,
     extend_history,
@@ -65,8 +66,10 @@ def train(
     Early stopping continues after an interruption. A `RayTrainReportCallback` in `callbacks` sets
     the reported metrics and the name of the model's file. Other callbacks see the rounds of the
     whole run; their own state is lost in an interruption. Raises `ConfigError` for arguments
-    that cannot be continued, and the errors of `xgboost.train` and `spotfit.report`.
+    that cannot be continued and for a second call in a training function, and the errors of
+    `xgboost.train` and `spotfit.report`.
     """
+    check_first_training()
     check_rounds(rounds_per_segment, num_boost_round)
     _check_params(params)
     reporter, stoppers, others = _sort_callbacks(callbacks or ())

@@ -9,6 +9,7 @@ import pytest
 from spotfit.boosting.segments import (
     STATE_FILENAME,
     SegmentState,
+    check_first_training,
     check_rounds,
     encode_state,
     extend_history,
@@ -16,6 +17,8 @@ from spotfit.boosting.segments import (
 )
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
+from spotfit.worker.local_session import LocalSession
+from spotfit.worker.training_api import use_session
 
 
 def write_checkpoint(directory: Path, state: SegmentState) -> Checkpoint:
@@ -76,3 +79,11 @@ def test_invalid_numbers_of_rounds_are_rejected(rounds: Any) -> None:
         check_rounds(10, rounds)
     with pytest.raises(ConfigError, match="rounds_per_segment="):
         check_rounds(rounds, 10)
+
+
+def test_each_session_trains_one_model() -> None:
+    for session in (LocalSession("a"), LocalSession("b")):
+        with use_session(session):
+            check_first_training()
+            with pytest.raises(ConfigError, match="called before in this training function"):
+                check_first_training()

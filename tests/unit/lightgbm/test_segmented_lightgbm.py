@@ -71,12 +71,20 @@ def run(
     return model, interrupt
 
 
+def next_round(session: LocalSession) -> LocalSession:
+    """The session of a function that is called again after a loss."""
+    result = LocalSession("run")
+    result.last_checkpoint = session.last_checkpoint
+    return result
+
+
 def interrupted(params: dict[str, Any], at_round: int, **options: Any) -> tuple[Any, LocalSession]:
     """Train, interrupt and train again; return the model."""
     session = LocalSession("run")
     callbacks = options.pop("callbacks", list)
     with pytest.raises(InterruptedTrainingError):
         run(session, params, at_round, callbacks=callbacks(), **options)
+    session = next_round(session)
     model, again = run(session, params, callbacks=callbacks(), **options)
     assert again.rounds[0] == at_round // 5 * 5, "only the rounds of one segment are repeated"
     return model, session
@@ -126,7 +134,7 @@ def test_early_stopping_continues_after_an_interruption() -> None:
     model, session = interrupted(params, stopped_at - 1, **options)
     assert model.model_to_string() == calm.model_to_string()
     assert model.current_iteration() == calm.best_iteration == stopped_at - 4
-    _, none_seen = run(session, params, callbacks=options["callbacks"]())
+    _, none_seen = run(next_round(session), params, callbacks=options["callbacks"]())
     assert none_seen.rounds == [], "it has ended"
 
 
@@ -206,6 +214,13 @@ def test_what_cannot_be_continued_is_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         run(LocalSession("run"), params, **options)
+
+
+def test_a_second_training_in_one_function_is_rejected() -> None:
+    session = LocalSession("run")
+    run(session, {})
+    with pytest.raises(ConfigError, match="called before in this training function"):
+        run(session, {"max_depth": 5})
 
 
 def test_a_constructed_dataset_is_rejected() -> None:

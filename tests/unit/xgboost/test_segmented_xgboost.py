@@ -74,11 +74,19 @@ def run(
     return model, interrupt
 
 
+def next_round(session: LocalSession) -> LocalSession:
+    """The session of a function that is called again after a loss."""
+    result = LocalSession("run")
+    result.last_checkpoint = session.last_checkpoint
+    return result
+
+
 def interrupted(params: dict[str, Any], at_round: int, **options: Any) -> tuple[Any, LocalSession]:
     """Train, interrupt and train again; return the model."""
     session = LocalSession("run")
     with pytest.raises(InterruptedTrainingError):
         run(session, params, at_round, **options)
+    session = next_round(session)
     model, again = run(session, params, **options)
     assert again.rounds[0] == at_round // 5 * 5, "only the rounds of one segment are repeated"
     return model, session
@@ -119,7 +127,7 @@ def test_early_stopping_continues_after_an_interruption() -> None:
     assert model.save_raw() == calm.save_raw()
     assert model.best_iteration == calm.best_iteration == stopped_at - 5
     assert seen.rounds == list(range(stopped_at))
-    again, none_seen = run(session, params, **options)
+    again, none_seen = run(next_round(session), params, **options)
     assert (none_seen.rounds, again.num_boosted_rounds()) == ([], stopped_at), "it has ended"
 
 
@@ -190,7 +198,17 @@ def test_what_cannot_be_continued_is_rejected(
         run(LocalSession("run"), params, **options)
 
 
+def test_a_second_training_in_one_function_is_rejected() -> None:
+    session = LocalSession("run")
+    run(session, {})
+    with pytest.raises(ConfigError, match="called before in this training function"):
+        run(session, {"max_depth": 5})
+
+
 def test_parameters_as_pairs_are_rejected() -> None:
     rows, _ = data()
-    with pytest.raises(ConfigError, match="must be a dictionary, not a list"):
+    with (
+        use_session(LocalSession("run")),
+        pytest.raises(ConfigError, match="must be a dictionary, not a list"),
+    ):
         train([("eta", 1)], rows)  # type: ignore[arg-type]  # the mistake
