@@ -86,8 +86,8 @@ def train(
 
     For a training function; all ranks call it with equal arguments and their own rows. The network
     parameters, `tree_learner="data"` and `pre_partition` are added. The datasets must not be
-    constructed yet, and keep their raw data. Validation sets are evaluated on each worker alone:
-    give all workers the same ones.
+    constructed yet, and keep their raw data; `init_score` requires a single segment. Validation
+    sets are evaluated on each worker alone: give all workers the same ones.
 
     The model is saved every `rounds_per_segment` rounds by rank 0, and at the end. A run that was
     interrupted gives the same model as one that was not, also with bagging, feature fractions, goss
@@ -109,7 +109,7 @@ def train(
     params, rounds, stopping = _take_rounds(params, num_boost_round)
     check_rounds(rounds_per_segment, rounds)
     params = _with_defaults(params)
-    _prepare_datasets(train_set, valid_sets or ())
+    _prepare_datasets(train_set, valid_sets or (), has_segments=rounds > rounds_per_segment)
     reporter, others = _sort_callbacks([*(callbacks or ()), *stopping])
     initial = _load_initial(init_model)
     first_round = 0 if initial is None else initial.current_iteration()
@@ -321,13 +321,20 @@ def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _prepare_datasets(train_set: Any, valid_sets: Sequence[Any]) -> None:
+def _prepare_datasets(train_set: Any, valid_sets: Sequence[Any], *, has_segments: bool) -> None:
     for dataset in (train_set, *valid_sets):
         # Constructed before the network is formed, it would have the bins of its own rows only.
         if dataset._handle is not None:  # noqa: SLF001 - LightGBM has no other way to ask
             raise ConfigError(
                 "A dataset of train() is constructed already.",
                 do="Do not call construct(), or functions that do, before train().",
+            )
+        if has_segments and dataset.init_score is not None:
+            raise ConfigError(
+                "train() does not support Dataset(init_score=...) with more than one segment: from "
+                "the second one on, LightGBM replaces it by the predictions of the model.",
+                do="Pass a rounds_per_segment of at least the number of rounds; the model is then "
+                "saved only at the end.",
             )
         dataset.free_raw_data = False  # each segment predicts from it
 

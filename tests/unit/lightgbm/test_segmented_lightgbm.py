@@ -216,6 +216,24 @@ def test_what_cannot_be_continued_is_rejected(
         run(LocalSession("run"), params, **options)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["training", "validation"])
+def test_initial_scores_with_several_segments_are_rejected(number: int) -> None:
+    sets = data()
+    sets[number].set_init_score(numpy.ones(len(sets[number].data)))
+    with use_session(LocalSession("run")), pytest.raises(ConfigError, match="init_score"):
+        train({}, sets[0], 3, valid_sets=[sets[1]], rounds_per_segment=2)
+
+
+def test_initial_scores_with_one_segment_are_those_of_the_library() -> None:
+    params = {"objective": "binary", "verbosity": -1, "deterministic": True, "force_row_wise": True}
+    rows, same_rows = data()[0], data()[0]
+    for dataset in (rows, same_rows):
+        dataset.set_init_score(numpy.linspace(-2, 2, len(dataset.data)))
+    with use_session(LocalSession("run")):
+        model = train(params, rows, 3, rounds_per_segment=3)
+    assert trees(model) == trees(lightgbm.train(params, same_rows, 3))
+
+
 def test_a_second_training_in_one_function_is_rejected() -> None:
     session = LocalSession("run")
     run(session, {})
