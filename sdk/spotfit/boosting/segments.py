@@ -40,6 +40,10 @@ class SegmentState(msgspec.Struct, frozen=True, kw_only=True):
     """Sets and metrics of which higher values are better. Only LightGBM reports that."""
     early_stopping: tuple[dict[str, Any], ...] = ()
     """The state of XGBoost's callbacks for early stopping, in their order."""
+    best_iteration: int = 0
+    """LightGBM's, which counts from 1; 0 without early stopping. XGBoost's is in the model."""
+    best_score: dict[str, dict[str, float]] = {}
+    """LightGBM's, by name of the set and of the metric."""
     is_finished: bool = False
     """Whether early stopping has ended the training."""
 

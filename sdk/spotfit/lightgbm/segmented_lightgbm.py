@@ -160,7 +160,10 @@ class _Training:
         self.model = None if initial is None else encode_model(initial)
         if (checkpoint := get_checkpoint()) is not None:
             self.model, self.state = load_segment(checkpoint, self.reporter.settings.filename)
-            self.booster = lightgbm.Booster(model_str=self.model.decode())
+            self.booster = _booster_of(self.model)
+            # Not in the model's file.
+            self.booster.best_iteration = self.state.best_iteration
+            self.booster.best_score = self.state.best_score
             if not self.state.is_finished:
                 self._replay_history()
 
@@ -185,6 +188,8 @@ class _Training:
             reports.rounds,
             reports.history,
             maximized=reports.maximized,
+            best_iteration=self.booster.best_iteration,
+            best_score=_as_floats(self.booster.best_score),
             is_finished=any(one.has_stopped for one in callbacks),
         )
         self.model = encode_model(self.booster)
@@ -361,6 +366,13 @@ def _load_initial(model: Any) -> lightgbm.Booster | None:
 
 def _booster_of(model: bytes) -> lightgbm.Booster:
     return lightgbm.Booster(model_str=model.decode())
+
+
+def _as_floats(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {metric: float(value) for metric, value in metrics.items()}
+        for name, metrics in scores.items()
+    }
 
 
 def _accumulates(callback: Any) -> bool:

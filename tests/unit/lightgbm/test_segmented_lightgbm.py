@@ -145,6 +145,18 @@ def test_early_stopping_in_the_parameters_continues_after_an_interruption() -> N
     assert model.model_to_string() == calm.model_to_string()
 
 
+@pytest.mark.parametrize("params", [{"learning_rate": 1.0, "early_stopping_rounds": 4}, {}])
+def test_the_best_results_are_known_after_a_loss_at_the_end(params: dict[str, Any]) -> None:
+    session = LocalSession("run")
+    calm, _ = run(session, params)
+    model, seen = run(next_round(session), params)
+    assert seen.rounds == []
+    assert model.best_iteration == calm.best_iteration
+    assert (calm.best_iteration > 0) == bool(params)
+    assert model.best_score == calm.best_score
+    assert set(calm.best_score) == {"train", "test"}
+
+
 def test_recorded_evaluations_are_those_of_the_whole_run() -> None:
     calm: dict[str, Any] = {}
     run(LocalSession("calm"), {}, callbacks=[lightgbm.record_evaluation(calm)])
