@@ -45,7 +45,7 @@ class SegmentState(msgspec.Struct, frozen=True, kw_only=True):
     best_score: dict[str, dict[str, float]] = {}
     """LightGBM's, by name of the set and of the metric."""
     is_finished: bool = False
-    """Whether early stopping has ended the training."""
+    """Whether early stopping or another callback has ended the training."""
 
     def after_segment(
         self, rounds: int, evaluations: EvaluationHistory, **changes: Any

@@ -78,6 +78,7 @@ def train(
     if verbose_eval and evals:
         others.append(EvaluationMonitor(period=int(verbose_eval)))
     initial = _encode_initial(xgb_model)
+    first_round = _count_rounds(initial)
     training = _Training(
         params=params,
         train_arguments={
@@ -87,7 +88,8 @@ def train(
             "custom_metric": custom_metric,
             "verbose_eval": False,  # a callback does that
         },
-        total_rounds=_count_rounds(initial) + num_boost_round,
+        first_round=first_round,
+        total_rounds=first_round + num_boost_round,
         reporter=reporter,
         stoppers=stoppers,
         others=others,
@@ -106,6 +108,7 @@ class _Training:
 
     params: Mapping[str, Any]
     train_arguments: Mapping[str, Any]
+    first_round: int
     total_rounds: int
     """Including those of a model that the training begins from."""
     reporter: RayTrainReportCallback
@@ -121,7 +124,7 @@ class _Training:
 
     def load_latest(self, initial: bytes | None) -> None:
         """Load model and state of the latest checkpoint, else the initial model."""
-        self.model, self.state = initial, SegmentState(rounds_done=_count_rounds(initial))
+        self.model, self.state = initial, SegmentState(rounds_done=self.first_round)
         if (checkpoint := get_checkpoint()) is not None:
             self.model, self.state = load_segment(checkpoint, self.reporter.settings.filename)
         # Fewer states: another fit of the run has been given callbacks since.
@@ -134,7 +137,7 @@ class _Training:
         """Train `rounds` rounds, fewer with early stopping, and report the model."""
         results: EvaluationHistory = {}
         reports = _RoundReports(self.reporter)
-        callbacks = (_OfWholeRun(one, self.state) for one in self.others)
+        callbacks = [_OfWholeRun(one, self.state, self.first_round) for one in self.others]
         self.booster = xgboost.train(
             _with_segment_seed(self.params, self.state.rounds_done),
             num_boost_round=rounds,
@@ -144,7 +147,9 @@ class _Training:
             **self.train_arguments,
         )
         # A callback may also stop in the last round of a segment.
-        has_stopped = any(one.current_rounds >= one.rounds for one in self.stoppers)
+        has_stopped = any(one.has_stopped for one in callbacks) or any(
+            one.current_rounds >= one.rounds for one in self.stoppers
+        )
         self.state = self.state.after_segment(
             reports.rounds,
             _as_floats(results),
@@ -181,26 +186,29 @@ class _RoundReports(TrainingCallback):  # type: ignore[misc]  # xgboost is untyp
 class _OfWholeRun(TrainingCallback):  # type: ignore[misc]  # xgboost is untyped here
     """Calls a callback with the rounds and results of the whole run, instead of a segment's."""
 
-    def __init__(self, callback: Any, state: SegmentState) -> None:
-        self._callback, self._state = callback, state
+    def __init__(self, callback: Any, state: SegmentState, first_round: int) -> None:
+        self._callback, self._history = callback, state.history
+        # XGBoost's callbacks do not count the rounds of a model that the training begins from.
+        self._rounds_done = state.rounds_done - first_round
+        self.has_stopped = False
         super().__init__()
 
     def before_training(self, model: Any) -> Any:
-        rounds_done = self._state.rounds_done
-        if isinstance(self._callback, LearningRateScheduler) and rounds_done:
+        if isinstance(self._callback, LearningRateScheduler) and self._rounds_done:
             # It sets the rate of a round at the end of the previous one.
-            model.set_param("learning_rate", self._callback.learning_rates(rounds_done - 1))
+            model.set_param("learning_rate", self._callback.learning_rates(self._rounds_done - 1))
         return self._callback.before_training(model)
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        results = extend_history(self._state.history, evals_log)
-        return bool(
-            self._callback.before_iteration(model, self._state.rounds_done + epoch, results)
-        )
+        results = extend_history(self._history, evals_log)
+        return bool(self._callback.before_iteration(model, self._rounds_done + epoch, results))
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        results = extend_history(self._state.history, evals_log)
-        return bool(self._callback.after_iteration(model, self._state.rounds_done + epoch, results))
+        results = extend_history(self._history, evals_log)
+        self.has_stopped = bool(
+            self._callback.after_iteration(model, self._rounds_done + epoch, results)
+        )
+        return self.has_stopped
 
     def after_training(self, model: Any) -> Any:
         return self._callback.after_training(model)

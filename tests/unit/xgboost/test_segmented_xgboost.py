@@ -161,7 +161,20 @@ def test_training_from_a_model_adds_rounds_to_it() -> None:
     first, _ = run(LocalSession("first"), {})
     calm, seen = run(LocalSession("calm"), {}, xgb_model=first)
     assert calm.num_boosted_rounds() == 2 * ROUNDS
-    assert seen.rounds == list(range(ROUNDS, 2 * ROUNDS))
+    assert seen.rounds == list(range(ROUNDS)), "as in XGBoost"
+
+
+@pytest.mark.parametrize("last", [3, 4], ids=["within a segment", "last of a segment"])
+def test_a_callback_ends_the_training(last: int) -> None:
+    class StopAfter(xgboost.callback.TrainingCallback):  # type: ignore[misc, name-defined]
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            return epoch == last
+
+    session = LocalSession("run")
+    model, _ = run(session, {}, callbacks=[StopAfter()])
+    assert model.num_boosted_rounds() == last + 1
+    _, none_seen = run(next_round(session), {}, callbacks=[StopAfter()])
+    assert none_seen.rounds == [], "it has ended"
 
 
 def test_a_learning_rate_scheduler_sees_the_rounds_of_the_run() -> None:
@@ -173,6 +186,21 @@ def test_a_learning_rate_scheduler_sees_the_rounds_of_the_run() -> None:
 
     rows, _ = data()
     params = {"objective": "binary:logistic", "max_depth": 3}
+    model, _ = run(LocalSession("run"), params, **options())
+    expected = xgboost.train(params, rows, ROUNDS, **options())
+    assert model.get_dump() == expected.get_dump()
+
+
+def test_a_learning_rate_scheduler_does_not_see_the_rounds_of_an_initial_model() -> None:
+    rates = [0.5**number for number in range(ROUNDS)]
+    rows, _ = data()
+    params = {"objective": "binary:logistic", "max_depth": 3}
+    first = xgboost.train(params, rows, 3)
+
+    def options() -> dict[str, Any]:
+        schedule = xgboost.callback.LearningRateScheduler(rates)
+        return {"callbacks": [schedule], "xgb_model": first}
+
     model, _ = run(LocalSession("run"), params, **options())
     expected = xgboost.train(params, rows, ROUNDS, **options())
     assert model.get_dump() == expected.get_dump()
