@@ -8,6 +8,7 @@ seeds that depend on the number of rounds done (docs/decisions/0066).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -24,6 +25,8 @@ STATE_FILENAME = "segments.msgpack"
 """The file of a `SegmentState` in a checkpoint. Not JSON, which has no NaN."""
 DEFAULT_ROUNDS_PER_SEGMENT = 10
 
+_BOOSTER_NAMES = ("booster", "boosting", "boosting_type", "boost")
+_NOT_CONTINUED = ("gblinear", "rf", "random_forest")
 _trained_sessions: WeakSet[TrainSession] = WeakSet()
 
 EvaluationHistory = dict[str, dict[str, list[float]]]
@@ -81,6 +84,18 @@ def check_first_training() -> None:
             "its own.",
         )
     _trained_sessions.add(session)
+
+
+def check_booster(params: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a kind of model that neither library can continue in segments."""
+    for name in _BOOSTER_NAMES:
+        if params.get(name) in _NOT_CONTINUED:
+            raise ConfigError(
+                f'train() does not support "{name}": "{params[name]}": such a model cannot be '
+                "continued in segments.",
+                do="Use the library's own train with a RayTrainReportCallback, in a training "
+                "function.",
+            )
 
 
 def check_rounds(rounds_per_segment: Any, num_boost_round: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from spotfit.boosting.row_datasets import check_datasets
-from spotfit.boosting.segments import DEFAULT_ROUNDS_PER_SEGMENT, check_rounds
+from spotfit.boosting.segments import DEFAULT_ROUNDS_PER_SEGMENT, check_booster, check_rounds
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean, reject_deprecated_arguments
 
@@ -61,6 +61,7 @@ def parse_v1_arguments(
             f"{trainer}(params=...) must be a dictionary, not a {type(params).__name__}.",
             do="Write params={'learning_rate': 0.1}.",
         )
+    check_booster(params)
     _reject_kwargs(trainer, train_kwargs, known=known_kwargs)
     rounds = 10 if arguments["num_boost_round"] is None else arguments["num_boost_round"]
     per_segment = arguments["rounds_per_segment"]

@@ -13,6 +13,7 @@ from spotfit.boosting.segments import (
     STATE_FILENAME,
     EvaluationHistory,
     SegmentState,
+    check_booster,
     check_first_training,
     check_rounds,
     encode_state,
@@ -53,7 +54,6 @@ _ROUNDS_NAMES = (
     "max_iter",
 )
 _STOPPING_NAMES = ("early_stopping_round", "early_stopping_rounds", "early_stopping")
-_BOOSTING_NAMES = ("boosting", "boosting_type", "boost")
 _SEED_NAMES = ("seed", "random_seed", "random_state")
 _SAMPLING_SEEDS: Mapping[str, tuple[tuple[str, ...], int]] = {
     "bagging_seed": (("bagging_seed", "bagging_fraction_seed"), 3),
@@ -308,11 +308,7 @@ def _take_rounds(
 
 
 def _with_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
-    if "rf" in {params.get(name) for name in _BOOSTING_NAMES}:
-        raise ConfigError(
-            'train() does not support "boosting": "rf": LightGBM cannot continue such a model.',
-            do="Use lightgbm.train with a RayTrainReportCallback.",
-        )
+    check_booster(params)
     result: dict[str, Any] = {"deterministic": True, **params}
     if not {"force_row_wise", "force_col_wise"} & result.keys():
         result["force_row_wise"] = True

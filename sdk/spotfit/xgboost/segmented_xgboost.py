@@ -13,6 +13,7 @@ from spotfit.boosting.segments import (
     STATE_FILENAME,
     EvaluationHistory,
     SegmentState,
+    check_booster,
     check_first_training,
     check_rounds,
     encode_state,
@@ -242,11 +243,7 @@ def _check_params(params: Any) -> None:
             f"train(params=...) must be a dictionary, not a {type(params).__name__}.",
             do='Write {"objective": "binary:logistic"}.',
         )
-    if params.get("booster") == "gblinear":
-        raise ConfigError(
-            'train() does not support "booster": "gblinear", whose model has no rounds.',
-            do="Use xgboost.train with a RayTrainReportCallback.",
-        )
+    check_booster(params)
 
 
 def _with_segment_seed(params: Mapping[str, Any], rounds_done: int) -> dict[str, Any]:

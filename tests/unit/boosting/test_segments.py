@@ -9,6 +9,7 @@ import pytest
 from spotfit.boosting.segments import (
     STATE_FILENAME,
     SegmentState,
+    check_booster,
     check_first_training,
     check_rounds,
     encode_state,
@@ -87,3 +88,16 @@ def test_each_session_trains_one_model() -> None:
             check_first_training()
             with pytest.raises(ConfigError, match="called before in this training function"):
                 check_first_training()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("booster", "gblinear"), ("boost", "rf"), ("boosting_type", "random_forest")],
+)
+def test_models_that_cannot_be_continued_are_rejected(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{name}": "{value}"'):
+        check_booster({"seed": 1, name: value})
+
+
+def test_models_of_trees_can_be_continued() -> None:
+    check_booster({"booster": "dart", "boosting": "gbdt"})

@@ -45,6 +45,8 @@ def test_arguments_of_v1_describe_a_training() -> None:
     [
         (None, NONE, {}, "neither a training function nor params"),
         (None, {**V1, "params": [("eta", 1)]}, {}, "must be a dictionary, not a list"),
+        (None, {**V1, "params": {"booster": "gblinear"}}, {}, '"booster": "gblinear"'),
+        (None, {**V1, "params": {"boosting": "random_forest"}}, {}, '"boosting": "random_forest"'),
         (None, V1, {"objs": 1}, "Did you mean 'obj'"),
         (None, {**V1, "num_boost_round": 0}, {}, "must be at least 1"),
         (print, {**NONE, "rounds_per_segment": 3}, {}, "unexpected argument 'rounds_per_segment'"),
