@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("transformers")  # also for the imports of spotfit.huggingface
+
 import torch
-
-import spotfit
-from spotfit.huggingface import export_pretrained, prepare_trainer
-from spotfit.torch import TorchTrainer
-from spotfit.torch.checkpoint import checkpointer
-
-pytest.importorskip("transformers")
-
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -29,6 +24,11 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+
+import spotfit
+from spotfit.huggingface import export_pretrained, prepare_trainer
+from spotfit.torch import TorchTrainer
+from spotfit.torch.checkpoint import checkpointer
 
 BLOCK = 16
 CHARACTERS = string.ascii_lowercase

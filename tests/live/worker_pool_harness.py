@@ -178,8 +178,12 @@ class WorkerPoolHarness:
             values = self._broadcasts.setdefault((frame.kind, frame.seq), {})
             values[rank] = frame.value
             if len(values) == self._world_size:
+                gathered = tuple(value for _, value in sorted(values.items()))
+                result = RankZeroBroadcastResult(
+                    kind=frame.kind,
+                    seq=frame.seq,
+                    value=values[0],
+                    values=gathered if frame.all_values else (),
+                )
                 for each in values:
-                    self.worker_pool.send(
-                        each,
-                        RankZeroBroadcastResult(kind=frame.kind, seq=frame.seq, value=values[0]),
-                    )
+                    self.worker_pool.send(each, result)
