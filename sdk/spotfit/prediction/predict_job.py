@@ -259,14 +259,14 @@ class _PredictionTrainer(DataParallelTrainer):
             self._task.predictor.checkpoint.check_exists()
         probe_create(output)
         existing = read_job(output, self._task.job)
-        if manifest := find_manifest(output):
-            return _build_result(output, manifest)
         if existing is not None and existing.code != self._task.job.code:
             log.warning(
                 "predict.code_changed",
                 url=output.url,
                 text="outputs of the earlier code are kept; delete the folder to replace them",
             )
+        if manifest := find_manifest(output):
+            return _build_result(output, manifest)
         work.upload(output)
         result = self.fit()
         work.delete_uploads(output)
