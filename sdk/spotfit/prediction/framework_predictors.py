@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Self
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
@@ -69,8 +70,9 @@ class TorchPredictor(Predictor):
     ) -> Self:
         """Load the weights of a `Checkpointer`'s checkpoint, or of the file `model.pt`.
 
-        The weights are loaded into `model`, which only a file with a whole pickled model does not
-        need; unpickling one runs its code. Raises `ConfigError` and `NotFoundError`.
+        The weights are loaded into `model`, and nothing but tensors is unpickled. Without `model`
+        the file must hold a whole pickled model: loading it runs its code, so use trusted
+        checkpoints only. Raises `ConfigError` and `NotFoundError`.
         """
         loaded = _load_torch_model(checkpoint, model)
         return cls(loaded, preprocessor_of(checkpoint), use_gpu=use_gpu)
@@ -109,9 +111,12 @@ def _device(*, use_gpu: bool) -> torch.device:
 
 def _load_torch_model(checkpoint: Checkpoint, model: torch.nn.Module | None) -> torch.nn.Module:
     with checkpoint.as_directory() as directory:
-        has_file = Path(directory, TorchCheckpoint.MODEL_FILENAME).exists()
+        path = Path(directory, TorchCheckpoint.MODEL_FILENAME)
+        if (has_file := path.exists()) and model is not None:
+            model.load_state_dict(_load_state_dict(path))
+            return model
     if has_file:
-        return TorchCheckpoint.get_model(checkpoint, model)  # type: ignore[arg-type]
+        return TorchCheckpoint.get_model(checkpoint)  # type: ignore[arg-type]
     if model is None:
         raise ConfigError(
             f"{checkpoint} has the weights of a Checkpointer, and no model to load them into.",
@@ -121,6 +126,27 @@ def _load_torch_model(checkpoint: Checkpoint, model: torch.nn.Module | None) -> 
 
     model.load_state_dict(assemble_state(checkpoint.open_snapshot(), section="model")["model"])
     return model
+
+
+def _load_state_dict(path: Path) -> dict[str, Any]:
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"The file {path.name} of the checkpoint contains more than weights, so that loading "
+            f"it may run code: {str(error).splitlines()[0]}",
+            do="Save model.state_dict(). For a whole model in a trusted checkpoint, leave out "
+            "model=.",
+        ) from error
+    if not isinstance(state, dict):
+        raise ConfigError(
+            f"The file {path.name} of the checkpoint contains a {type(state).__name__}, which is "
+            "no state dict.",
+            do="Save model.state_dict().",
+        )
+    return state
 
 
 # --- tables ---------------------------------------------------------------------------------------
