@@ -13,8 +13,8 @@ from spotfit.sklearn import SklearnTrainer
 
 pytest.importorskip("sklearn")
 pandas = pytest.importorskip("pandas")
+joblib = pytest.importorskip("joblib")
 
-import joblib  # noqa: E402
 from sklearn import model_selection  # noqa: E402
 from sklearn.ensemble import RandomForestClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
