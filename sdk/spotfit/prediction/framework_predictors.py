@@ -81,6 +81,19 @@ class TorchPredictor(Predictor):
         loaded = _load_torch_model(checkpoint, model)
         return cls(loaded, preprocessor_of(checkpoint), use_gpu=use_gpu)
 
+    @classmethod
+    def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments, with the architecture of `model` instead of its weights."""
+        if (model := arguments.get("model")) is None:
+            return arguments
+        # Its weights may be random in each process, and those of the checkpoint replace them.
+        shapes = {
+            name: f"{value.dtype}{list(value.shape)}"
+            for name, value in model.state_dict().items()
+            if hasattr(value, "shape")
+        }
+        return {**arguments, "model": [type(model), str(model), shapes]}
+
     def call_model(self, inputs: Any) -> Any:
         """Return the output of the model for a tensor or a dictionary of tensors."""
         return self.model(inputs)

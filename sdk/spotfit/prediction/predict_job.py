@@ -213,7 +213,8 @@ def _describe_job(
     source: PredictorSource, work: Work, formats: tuple[BatchFormat, FileFormat], *, read: Any
 ) -> PredictionJob:
     # Not the batch size and the code: after a failure both are corrected, and the job continues.
-    parts = [source.predictor, source.checkpoint, source.arguments, work.fingerprint, formats]
+    arguments = source.identity_arguments()
+    parts = [source.predictor, source.checkpoint, arguments, work.fingerprint, formats]
     return PredictionJob(
         fingerprint=hashlib.sha256(identity_of(parts).encode()).hexdigest()[:32],
         code=code_fingerprint(source.predictor, read, *source.arguments.values()),

@@ -47,6 +47,30 @@ def test_weights_of_a_model_file_are_loaded() -> None:
     assert not predictor.model.training
 
 
+def test_a_job_with_another_initialization_of_the_model_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    torch.save(make_model().state_dict(), tmp_path / "checkpoint/model.pt")
+    checkpoint = spotfit.Checkpoint.from_directory(tmp_path / "checkpoint")
+
+    def start(model: Any) -> Any:
+        return spotfit.predict(
+            TorchPredictor,
+            inputs(),
+            output=tmp_path / "output",
+            checkpoint=checkpoint,
+            fn_constructor_kwargs={"model": model},
+            output_format="npz",
+            scaling_config=spotfit.ScalingConfig(num_workers=0),
+        )
+
+    first = start(make_model(seed=1))
+    assert first.result is not None
+    assert np.allclose(first.to_numpy()["predictions"], expected(make_model()), atol=1e-6)
+    assert start(make_model(seed=2)).result is None
+    with pytest.raises(ConfigError, match="another job"):
+        start(torch.nn.Linear(3, 2))
+
+
 class Exploit:
     """Creates a file when it is unpickled."""
 
