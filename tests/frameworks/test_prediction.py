@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,45 @@ def test_keras_predicts_from_a_whole_model_and_from_weights(
         predictor = TensorflowPredictor.from_checkpoint(checkpoint, model_definition=definition)
         predicted = predictor.predict(batch, dtype="float32")["predictions"]
         assert np.allclose(predicted, expected, atol=1e-6)
+
+
+def custom_loss(labels: Any, outputs: Any) -> Any:
+    """Return a loss whose name no Keras knows when it loads the model."""
+    return outputs - labels
+
+
+@pytest.mark.parametrize("filename", ["model.keras", "other.keras", "other.h5", "."])
+def test_a_model_of_the_legacy_keras_is_loaded(tmp_path: Path, filename: str) -> None:
+    keras = pytest.importorskip("tf_keras")
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    model.compile(optimizer="adam", loss=custom_loss)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with warnings.catch_warnings(action="ignore"):  # of Keras about HDF5
+        model.save(folder / filename if filename != "." else folder)
+    checkpoint = spotfit.Checkpoint.from_directory(folder)
+    if filename != "model.keras":
+        checkpoint.set_metadata({"_model_filename": filename})
+    batch = {"data": np.random.default_rng(7).random((5, 3))}
+    predicted = TensorflowPredictor.from_checkpoint(checkpoint).predict(batch)["predictions"]
+    assert np.allclose(predicted, model(batch["data"]).numpy(), atol=1e-6)
+
+
+def test_a_keras_model_with_an_unknown_loss_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(optimizer="adam", loss=custom_loss)
+    model.save(tmp_path / "other.keras")
+    checkpoint = spotfit.Checkpoint.from_directory(tmp_path)
+    checkpoint.set_metadata({"_model_filename": "other.keras"})
+    batch = {"data": np.random.default_rng(7).random((5, 3)).astype("float32")}
+    predicted = TensorflowPredictor.from_checkpoint(checkpoint).predict(batch)["predictions"]
+    expected = keras.ops.convert_to_numpy(model(batch["data"]))
+    assert np.allclose(predicted, expected, atol=1e-6)
 
 
 # --- programs of torch models ---------------------------------------------------------------------

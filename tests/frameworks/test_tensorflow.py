@@ -14,6 +14,8 @@ pytest.importorskip("tensorflow")
 import spotfit
 from spotfit.model.events import FailureCause
 from spotfit.tensorflow import TensorflowTrainer, prepare_dataset_shard
+from spotfit.worker.local_session import LocalSession
+from spotfit.worker.training_api import use_session
 from tests.frameworks.machine_kills import (
     Disturbance,
     kill_machine_of_rank,
@@ -89,6 +91,36 @@ def trainer(cloud: LiveTestCloud, fn: Any, name: str) -> spotfit.DataParallelTra
     return cloud.trainer(
         fn, workers=4, nodes=2, max_failures=2, name=name, trainer_type=TensorflowTrainer
     )
+
+
+def test_the_state_of_a_legacy_optimizer_is_restored() -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    from spotfit.tensorflow.keras_callback import report_model, restore_model
+
+    keras = pytest.importorskip("tf_keras")
+    rows = np.arange(12.0).reshape(4, 3) / 12
+
+    def compiled() -> Any:
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+            model.compile(optimizer=keras.optimizers.legacy.Adam(0.1), loss="mse")
+        return model
+
+    with use_session(LocalSession("run")):
+        model = compiled()
+        assert restore_model(model) == 0
+        model.fit(rows, rows[:, :2], epochs=2, verbose=0)
+        report_model(model, {}, epochs_done=2)
+        restored = compiled()
+        assert restore_model(restored) == 2
+    state = [one.tolist() for one in model.optimizer.get_weights()]
+    assert len(state) == 5
+    assert [one.tolist() for one in restored.optimizer.get_weights()] == state
+    for one in (model, restored):
+        one.fit(rows, rows[:, :2], initial_epoch=2, epochs=3, shuffle=False, verbose=0)
+    assert np.array_equal(restored.get_weights()[0], model.get_weights()[0])
 
 
 def weights_of(result: spotfit.Result) -> list[list[Any]]:

@@ -138,6 +138,12 @@ class ColumnPredictor(Predictor):
         """Create the other predictor from the checkpoint with these arguments."""
         return cls(predictor_cls.from_checkpoint(checkpoint, **arguments), **columns)
 
+    @classmethod
+    def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments, with those of the other predictor as its class returns them."""
+        of_predictor = arguments["predictor_cls"].identity_arguments(arguments["arguments"])
+        return {**arguments, "arguments": of_predictor}
+
     def predict_batch(self, data: Batch, **_kwargs: Any) -> Batch:
         """Return the predictions with the columns to keep."""
         features = select_columns(data, self._feature_columns, argument="feature_columns=")

@@ -6,9 +6,13 @@ are the column "predictions".
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError, NotFoundError
@@ -23,6 +27,7 @@ from spotfit.prediction.batches import (
     to_batch_format,
 )
 from spotfit.prediction.predictor import Predictor, preprocessor_of
+from spotfit.tensorflow.tensorflow_checkpoint import MODEL_FILENAME_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -69,11 +74,25 @@ class TorchPredictor(Predictor):
     ) -> Self:
         """Load the weights of a `Checkpointer`'s checkpoint, or of the file `model.pt`.
 
-        The weights are loaded into `model`, which only a file with a whole pickled model does not
-        need; unpickling one runs its code. Raises `ConfigError` and `NotFoundError`.
+        The weights are loaded into `model`, and nothing but tensors is unpickled. Without `model`
+        the file must hold a whole pickled model: loading it runs its code, so use trusted
+        checkpoints only. Raises `ConfigError` and `NotFoundError`.
         """
         loaded = _load_torch_model(checkpoint, model)
         return cls(loaded, preprocessor_of(checkpoint), use_gpu=use_gpu)
+
+    @classmethod
+    def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments, with the architecture of `model` instead of its weights."""
+        if (model := arguments.get("model")) is None:
+            return arguments
+        # Its weights may be random in each process, and those of the checkpoint replace them.
+        shapes = {
+            name: f"{value.dtype}{list(value.shape)}"
+            for name, value in model.state_dict().items()
+            if hasattr(value, "shape")
+        }
+        return {**arguments, "model": [type(model), str(model), shapes]}
 
     def call_model(self, inputs: Any) -> Any:
         """Return the output of the model for a tensor or a dictionary of tensors."""
@@ -109,9 +128,12 @@ def _device(*, use_gpu: bool) -> torch.device:
 
 def _load_torch_model(checkpoint: Checkpoint, model: torch.nn.Module | None) -> torch.nn.Module:
     with checkpoint.as_directory() as directory:
-        has_file = Path(directory, TorchCheckpoint.MODEL_FILENAME).exists()
+        path = Path(directory, TorchCheckpoint.MODEL_FILENAME)
+        if (has_file := path.exists()) and model is not None:
+            model.load_state_dict(_load_state_dict(path))
+            return model
     if has_file:
-        return TorchCheckpoint.get_model(checkpoint, model)  # type: ignore[arg-type]
+        return TorchCheckpoint.get_model(checkpoint)  # type: ignore[arg-type]
     if model is None:
         raise ConfigError(
             f"{checkpoint} has the weights of a Checkpointer, and no model to load them into.",
@@ -121,6 +143,27 @@ def _load_torch_model(checkpoint: Checkpoint, model: torch.nn.Module | None) -> 
 
     model.load_state_dict(assemble_state(checkpoint.open_snapshot(), section="model")["model"])
     return model
+
+
+def _load_state_dict(path: Path) -> dict[str, Any]:
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"The file {path.name} of the checkpoint contains more than weights, so that loading "
+            f"it may run code: {str(error).splitlines()[0]}",
+            do="Save model.state_dict(). For a whole model in a trusted checkpoint, leave out "
+            "model=.",
+        ) from error
+    if not isinstance(state, dict):
+        raise ConfigError(
+            f"The file {path.name} of the checkpoint contains a {type(state).__name__}, which is "
+            "no state dict.",
+            do="Save model.state_dict().",
+        )
+    return state
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -250,6 +293,8 @@ class SklearnPredictor(_TablePredictor):
 
 # --- TensorFlow -----------------------------------------------------------------------------------
 
+_LEGACY_KERAS = "tf_keras"
+
 
 class TensorflowPredictor(Predictor):
     """Calls a Keras model with the columns of a batch as tensors.
@@ -263,16 +308,18 @@ class TensorflowPredictor(Predictor):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, model_definition: Any = None) -> Self:
-        """Load `model.keras` or `model.h5`, or with `model_definition` the file `model.weights.h5`.
+        """Load the model, or with `model_definition` the weights in `model.weights.h5`.
 
-        `model_definition` is a function that returns the model without weights. Raises
-        `NotFoundError` and `MissingExtraError`.
+        The file is the one that the metadata of a `TensorflowCheckpoint` or of a
+        `ReportCheckpointCallback` names, else `model.keras` or `model.h5`. `model_definition` is a
+        function that returns the model without weights. Raises `NotFoundError` and
+        `MissingExtraError`.
         """
-        keras = require_module("keras", extra="tensorflow")
         with checkpoint.as_directory() as directory:
             if model_definition is None:
-                path = find_model_file(directory, ("model.keras", "model.h5"))
-                model = keras.models.load_model(path)
+                name = checkpoint.get_metadata().get(MODEL_FILENAME_KEY)
+                names = ("model.keras", "model.h5") if name is None else (name,)
+                model = _load_keras_model(find_model_file(directory, names))
             else:
                 model = model_definition()
                 model.load_weights(find_model_file(directory, ("model.weights.h5",)))
@@ -287,6 +334,29 @@ class TensorflowPredictor(Predictor):
         }
         output = self.model(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
         outputs = output if isinstance(output, Mapping) else {PREDICTIONS_COLUMN: output}
-        to_numpy = require_module("keras", extra="tensorflow").ops.convert_to_numpy
+        to_numpy = _array_function(self.model)
         predictions = {name: to_numpy(value) for name, value in outputs.items()}
         return to_batch_format(predictions, "pandas" if is_dataframe(data) else "numpy")
+
+
+def _load_keras_model(path: Path) -> Any:
+    """Load the model with the Keras that has saved it: each fails for models of the other."""
+    is_legacy = path.is_dir() or int(_keras_version(path).partition(".")[0]) < 3
+    keras = require_module(_LEGACY_KERAS if is_legacy else "keras", extra="tensorflow")
+    # compile=False: predictions need neither the optimizer nor the classes of custom losses.
+    return keras.models.load_model(path, compile=False)
+
+
+def _keras_version(path: Path) -> str:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return str(msgspec.json.decode(archive.read("metadata.json"))["keras_version"])
+    with require_module("h5py", extra="tensorflow").File(path) as file:
+        return str(file.attrs["keras_version"])
+
+
+def _array_function(model: Any) -> Any:
+    """Return the function that converts outputs of the model to numpy arrays."""
+    if any(kind.__module__.partition(".")[0] == _LEGACY_KERAS for kind in type(model).__mro__):
+        return require_numpy().asarray
+    return require_module("keras", extra="tensorflow").ops.convert_to_numpy

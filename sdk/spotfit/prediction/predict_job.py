@@ -213,7 +213,8 @@ def _describe_job(
     source: PredictorSource, work: Work, formats: tuple[BatchFormat, FileFormat], *, read: Any
 ) -> PredictionJob:
     # Not the batch size and the code: after a failure both are corrected, and the job continues.
-    parts = [source.predictor, source.checkpoint, source.arguments, work.fingerprint, formats]
+    arguments = source.identity_arguments()
+    parts = [source.predictor, source.checkpoint, arguments, work.fingerprint, formats]
     return PredictionJob(
         fingerprint=hashlib.sha256(identity_of(parts).encode()).hexdigest()[:32],
         code=code_fingerprint(source.predictor, read, *source.arguments.values()),
@@ -259,14 +260,14 @@ class _PredictionTrainer(DataParallelTrainer):
             self._task.predictor.checkpoint.check_exists()
         probe_create(output)
         existing = read_job(output, self._task.job)
-        if manifest := find_manifest(output):
-            return _build_result(output, manifest)
         if existing is not None and existing.code != self._task.job.code:
             log.warning(
                 "predict.code_changed",
                 url=output.url,
                 text="outputs of the earlier code are kept; delete the folder to replace them",
             )
+        if manifest := find_manifest(output):
+            return _build_result(output, manifest)
         work.upload(output)
         result = self.fit()
         work.delete_uploads(output)

@@ -35,6 +35,14 @@ class Predictor:
         with checkpoint.as_directory() as directory:
             return cls(directory, *args, **kwargs)
 
+    @classmethod
+    def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what of the arguments of `from_checkpoint` distinguishes one job from another.
+
+        By default all. A subclass replaces values that the checkpoint overwrites.
+        """
+        return arguments
+
     def get_preprocessor(self) -> Any:
         """Return the preprocessor of the batches, or None."""
         return self._preprocessor
@@ -101,6 +109,13 @@ class PredictorSource:
                 do="Pass a class that loads the model in __init__, or bind arguments to the "
                 "function with functools.partial.",
             )
+
+    def identity_arguments(self) -> Mapping[str, Any]:
+        """Return what of the arguments distinguishes one job from another."""
+        is_predictor = isinstance(self.predictor, type) and issubclass(self.predictor, Predictor)
+        if self.checkpoint is None or not is_predictor:
+            return self.arguments
+        return self.predictor.identity_arguments(self.arguments)  # type: ignore[no-any-return]
 
     def preload_modules(self) -> tuple[str, ...]:
         """Return the `preload_modules` of the predictor and of predictors in its arguments."""

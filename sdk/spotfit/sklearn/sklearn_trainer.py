@@ -79,7 +79,8 @@ class SklearnTrainer(DataParallelTrainer):
             cv=cv,
             return_train_score=return_train_score_cv,
             parallelize_cv=parallelize_cv,
-            cpus=cpus if set_estimator_cpus else None,
+            cpus=cpus,
+            set_estimator_cpus=set_estimator_cpus,
             fit_params=fit_params,
         )
         super().__init__(
@@ -110,8 +111,9 @@ class _FitJob(NamedTuple):
     cv: Any
     return_train_score: bool
     parallelize_cv: bool | None
-    cpus: int | None
-    """The value of `n_jobs`; None leaves the estimator's own."""
+    cpus: int
+    """Of the worker."""
+    set_estimator_cpus: bool
     fit_params: dict[str, Any]
 
 
@@ -126,17 +128,17 @@ def run_job(job: _FitJob) -> None:
     """Fit and score the estimator and report both; called in the worker."""
     require_module("sklearn", extra="sklearn")
     estimator = job.estimator.set_params(**job.params) if job.params else job.estimator
-    has_jobs = job.cpus is not None and _set_jobs(estimator, job.cpus)
+    has_jobs = job.set_estimator_cpus and _set_jobs(estimator, job.cpus)
     tables = {
         name: load_table(dataset, name, job.label_column) for name, dataset in job.datasets.items()
     }
     train = tables.pop(TRAIN)
     metrics: dict[str, Any] = {}
     if job.cv is not None:
-        is_parallel = not has_jobs if job.parallelize_cv is None else job.parallelize_cv
-        metrics["cv"] = _cross_validate(
-            job, estimator, train, (job.cpus or 1) if is_parallel else 1
-        )
+        is_parallel = job.parallelize_cv
+        if is_parallel is None:
+            is_parallel = job.set_estimator_cpus and not has_jobs
+        metrics["cv"] = _cross_validate(job, estimator, train, job.cpus if is_parallel else 1)
     estimator.fit(train.features, train.labels, **job.fit_params)
     scorers = _scorers(estimator, job.scoring)
     for name, table in tables.items():

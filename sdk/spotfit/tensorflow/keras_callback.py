@@ -28,6 +28,7 @@ EVENTS = (
 )
 """Events of Keras without the prefix `on_`."""
 _EPOCHS_DONE = "epochs_done"
+_OPTIMIZER_FILENAME = "optimizer.npz"
 
 MetricSelection = str | list[str] | dict[str, str] | None
 
@@ -134,9 +135,11 @@ def restore_model(model: Any) -> int:
 
     Call it on all ranks before `model.fit(..., initial_epoch=restore_model(model))`, with a model
     that is compiled in the scope of the strategy and has the layers of the saved one. Does nothing
-    and returns 0 without a checkpoint. Raises `NotFoundError` for a checkpoint that no
-    `ReportCheckpointCallback` has saved.
+    and returns 0 without a checkpoint. Raises `ConfigError` for a model without an optimizer whose
+    state can be restored, and `NotFoundError` for a checkpoint that no `ReportCheckpointCallback`
+    has saved, or that lacks the state of a legacy optimizer.
     """
+    _check_optimizer(model)
     checkpoint = get_checkpoint()
     if checkpoint is None:
         return 0
@@ -147,10 +150,53 @@ def restore_model(model: Any) -> int:
             do="Continue from checkpoints of ReportCheckpointCallback only.",
         )
     with model.distribute_strategy.scope(), checkpoint.as_directory() as directory:
-        # Otherwise the optimizer has no variables yet, and keeps its initial state.
-        model.optimizer.build(model.trainable_variables)
+        if not _has_legacy_optimizer(model):
+            # Otherwise the optimizer has no variables yet, and keeps its initial state.
+            model.optimizer.build(model.trainable_variables)
         model.load_weights(str(Path(directory, MODEL_FILENAME)))
+        if _has_legacy_optimizer(model):
+            _load_legacy_optimizer(model, Path(directory, _OPTIMIZER_FILENAME))
     return int(epochs_done)
+
+
+def _check_optimizer(model: Any) -> None:
+    """Raise `ConfigError` now: without this check, only a restart after a loss would fail."""
+    optimizer = getattr(model, "optimizer", None)
+    if not hasattr(optimizer, "build") and not hasattr(optimizer, "_create_all_weights"):
+        kind = "no optimizer" if optimizer is None else f"an optimizer {type(optimizer).__name__}"
+        raise ConfigError(
+            f"restore_model() got a model with {kind}, whose state cannot be restored.",
+            do="Call model.compile(optimizer=...) before, with an optimizer of "
+            "tf.keras.optimizers.",
+        )
+
+
+def _has_legacy_optimizer(model: Any) -> bool:
+    """Return whether it is of `tf.keras.optimizers.legacy`, whose state `model.save` leaves out."""
+    optimizer = getattr(model, "optimizer", None)
+    return hasattr(optimizer, "_create_all_weights") and not hasattr(optimizer, "build")
+
+
+def _save_legacy_optimizer(model: Any, path: Path) -> None:
+    import numpy as np
+
+    np.savez(path, *model.optimizer.get_weights())
+
+
+def _load_legacy_optimizer(model: Any, path: Path) -> None:
+    import numpy as np
+
+    if not path.exists():
+        raise NotFoundError(
+            f"The checkpoint has no file {path.name} with the state of the legacy optimizer.",
+            do="Continue with the optimizer that the model was saved with.",
+        )
+    # Legacy optimizers have no public method for it.
+    model.optimizer._create_all_weights(model.trainable_variables)  # noqa: SLF001
+    with np.load(path) as arrays:
+        weights = [arrays[f"arr_{n}"] for n in range(len(arrays.files))]
+    if weights:  # none before the first step
+        model.optimizer.set_weights(weights)
 
 
 def report_model(model: Any, metrics: dict[str, Any], *, epochs_done: int) -> None:
@@ -161,6 +207,8 @@ def report_model(model: Any, metrics: dict[str, Any], *, epochs_done: int) -> No
     # On all ranks: reading the variables of a strategy may be a collective.
     directory = tempfile.mkdtemp(prefix="spotfit-model-")
     model.save(str(Path(directory, MODEL_FILENAME)))
+    if _has_legacy_optimizer(model):
+        _save_legacy_optimizer(model, Path(directory, _OPTIMIZER_FILENAME))
     if get_context().get_world_rank() != 0:
         shutil.rmtree(directory)
         report(metrics)

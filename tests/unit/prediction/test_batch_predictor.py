@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import spotfit
 from spotfit.core.errors import ConfigError
 from spotfit.prediction import BatchPredictor, Predictor, batch_predictor
+from spotfit.prediction.batch_predictor import ColumnPredictor
 from spotfit.prediction.predict_job import predict
 
 np = pytest.importorskip("numpy")
@@ -102,3 +104,17 @@ def test_workers_and_resources_are_those_of_the_arguments(
 def test_a_class_that_is_no_predictor_is_refused(checkpoint: spotfit.Checkpoint) -> None:
     with pytest.raises(ConfigError, match="not a subclass"):
         BatchPredictor.from_checkpoint(checkpoint, dict)  # type: ignore[arg-type]
+
+
+def test_the_arguments_of_the_predictor_are_compared_as_its_class_says() -> None:
+    class Other(Predictor):
+        @classmethod
+        def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {"names": sorted(arguments)}
+
+    arguments = {"predictor_cls": Other, "arguments": {"model": object()}, "keep_columns": ["id"]}
+    assert ColumnPredictor.identity_arguments(arguments) == {
+        "predictor_cls": Other,
+        "arguments": {"names": ["model"]},
+        "keep_columns": ["id"],
+    }

@@ -47,6 +47,66 @@ def test_weights_of_a_model_file_are_loaded() -> None:
     assert not predictor.model.training
 
 
+def test_a_job_with_another_initialization_of_the_model_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    torch.save(make_model().state_dict(), tmp_path / "checkpoint/model.pt")
+    checkpoint = spotfit.Checkpoint.from_directory(tmp_path / "checkpoint")
+
+    def start(model: Any) -> Any:
+        return spotfit.predict(
+            TorchPredictor,
+            inputs(),
+            output=tmp_path / "output",
+            checkpoint=checkpoint,
+            fn_constructor_kwargs={"model": model},
+            output_format="npz",
+            scaling_config=spotfit.ScalingConfig(num_workers=0),
+        )
+
+    first = start(make_model(seed=1))
+    assert first.result is not None
+    assert np.allclose(first.to_numpy()["predictions"], expected(make_model()), atol=1e-6)
+    assert start(make_model(seed=2)).result is None
+    with pytest.raises(ConfigError, match="another job"):
+        start(torch.nn.Linear(3, 2))
+
+
+class Exploit:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_code_of_a_model_file_runs_if_there_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    torch.save(Exploit(tmp_path / "executed"), tmp_path / "checkpoint/model.pt")
+    checkpoint = spotfit.Checkpoint.from_directory(tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match="may run code"):
+        TorchPredictor.from_checkpoint(checkpoint, model=make_model())
+    assert not (tmp_path / "executed").exists()
+    with pytest.raises(ConfigError, match="neither a state dict nor a model"):
+        TorchPredictor.from_checkpoint(checkpoint)
+    assert (tmp_path / "executed").exists(), "a whole model is unpickled"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_whole_model_is_loaded_without_a_model() -> None:
+    predictor = TorchPredictor.from_checkpoint(TorchCheckpoint.from_model(make_model()))
+    assert np.array_equal(predictor({"data": inputs()})["predictions"], expected(make_model()))
+
+
+def test_a_file_without_a_state_dict_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.ones(1), tmp_path / "model.pt")
+    checkpoint = spotfit.Checkpoint.from_directory(tmp_path)
+    with pytest.raises(ConfigError, match="contains a Tensor, which is no state dict"):
+        TorchPredictor.from_checkpoint(checkpoint, model=make_model())
+
+
 def test_weights_of_a_checkpointer_are_loaded() -> None:
     def train() -> None:
         checkpointer = Checkpointer(model=make_model(), every=1)

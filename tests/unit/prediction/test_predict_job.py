@@ -63,8 +63,9 @@ def test_an_output_of_other_inputs_is_refused(run_config: spotfit.RunConfig) -> 
         start({"x": np.arange(26)}, run_config)
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
 def test_changed_code_continues_the_job_with_a_warning(
-    run_config: spotfit.RunConfig, capsys: pytest.CaptureFixture[str]
+    run_config: spotfit.RunConfig, capsys: pytest.CaptureFixture[str], is_finished: bool
 ) -> None:
     def make(addend: int) -> Any:
         class Add:
@@ -80,8 +81,10 @@ def test_changed_code_continues_the_job_with_a_warning(
 
     before, after = make(1)
     url = start({"x": np.arange(25)}, run_config, predictor=before).url
-    Path(url, "_manifest.json").unlink()
-    start({"x": np.arange(25)}, run_config, predictor=after)
+    if not is_finished:
+        Path(url, "_manifest.json").unlink()
+    again = start({"x": np.arange(25)}, run_config, predictor=after)
+    assert (again.result is None) == is_finished
     assert "predict.code_changed" in capsys.readouterr().err
 
 

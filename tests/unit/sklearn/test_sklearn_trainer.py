@@ -13,7 +13,9 @@ from spotfit.sklearn import SklearnTrainer
 
 pytest.importorskip("sklearn")
 pandas = pytest.importorskip("pandas")
+joblib = pytest.importorskip("joblib")
 
+from sklearn import model_selection  # noqa: E402
 from sklearn.ensemble import RandomForestClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
@@ -61,6 +63,29 @@ def test_a_cross_validation_is_reported_with_all_folds() -> None:
     metrics = fit(cv=3, return_train_score_cv=True, parallelize_cv=False).metrics["cv"]
     assert len(metrics["test_score"]) == len(metrics["train_score"]) == 3
     assert metrics["test_score_mean"] == pytest.approx(sum(metrics["test_score"]) / 3)
+
+
+@pytest.mark.parametrize(
+    ("parallelize_cv", "set_cpus", "jobs"),
+    [(True, False, 2), (True, True, 2), (False, True, 1), (None, True, 2), (None, False, 1)],
+)
+def test_folds_run_in_parallel_as_selected(
+    parallelize_cv: bool | None, set_cpus: bool, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def cross_validate(*args: Any, n_jobs: int, **kwargs: Any) -> Any:
+        used.append(n_jobs)
+        with joblib.parallel_config("threading"):  # processes take seconds to start
+            return original(*args, n_jobs=n_jobs, **kwargs)
+
+    original = model_selection.cross_validate
+    monkeypatch.setattr(model_selection, "cross_validate", cross_validate)
+    scaling = spotfit.ScalingConfig(num_workers=0, resources_per_worker={"CPU": 2})
+    arguments = {"parallelize_cv": parallelize_cv, "set_estimator_cpus": set_cpus}
+    metrics = fit(cv=2, scaling_config=scaling, **arguments).metrics
+    assert len(metrics["cv"]["test_score"]) == 2
+    assert used == [jobs]
 
 
 def test_parameters_and_arguments_of_fit_are_passed() -> None:

@@ -39,6 +39,34 @@ class Model:
         self.optimizer.is_built = True
 
 
+class LegacyOptimizer:
+    """An optimizer of tf.keras.optimizers.legacy, whose state is in no saved model."""
+
+    def __init__(self) -> None:
+        self.state: list[float] = []
+
+    def _create_all_weights(self, variables: list[str]) -> None:
+        self.state = [0.0 for _ in variables]
+
+    def get_weights(self) -> list[float]:
+        return self.state
+
+    def set_weights(self, weights: list[Any]) -> None:
+        assert len(weights) == len(self.state)
+        self.state = [float(one) for one in weights]
+
+
+class LegacyModel(Model):
+    """A Keras model with a legacy optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer: Any = LegacyOptimizer()
+
+    def load_weights(self, path: str) -> None:
+        self.weight = json.loads(Path(path).read_text())
+
+
 class Options:
     """tf.data.Options."""
 

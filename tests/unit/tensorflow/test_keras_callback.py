@@ -17,7 +17,7 @@ from spotfit.model.topology import Ranks
 from spotfit.worker.local_session import LocalSession
 from spotfit.worker.training_api import use_session
 from tests.unit.tensorflow import fake_tensorflow
-from tests.unit.tensorflow.fake_tensorflow import Model
+from tests.unit.tensorflow.fake_tensorflow import LegacyModel, Model
 
 
 class Recorder(LocalSession):
@@ -147,6 +147,36 @@ def test_a_model_continues_after_the_last_whole_epoch(keras: Any) -> None:
         assert restored.weight == 5
         fit(keras.ReportCheckpointCallback(), restored, 4, initial_epoch=3)
         assert keras.restore_model(restored) == 4
+
+
+@pytest.mark.parametrize("state", [[0.25], []])
+def test_the_state_of_a_legacy_optimizer_is_restored(keras: Any, state: list[float]) -> None:
+    pytest.importorskip("numpy")
+    with use_session(Recorder()):
+        model = LegacyModel()
+        model.optimizer.state = state
+        fit(keras.ReportCheckpointCallback(), model, 1)
+        restored = LegacyModel()
+        assert keras.restore_model(restored) == 1
+    assert (restored.weight, restored.optimizer.state) == (2, state or [0.0])
+
+
+def test_a_checkpoint_without_the_state_of_a_legacy_optimizer_is_rejected(keras: Any) -> None:
+    pytest.importorskip("numpy")
+    with use_session(Recorder()):
+        fit(keras.ReportCheckpointCallback(), Model(), 1)
+        with pytest.raises(NotFoundError, match=r"no file optimizer\.npz"):
+            keras.restore_model(LegacyModel())
+
+
+@pytest.mark.parametrize(("optimizer", "reason"), [(None, "no optimizer"), (3, "optimizer int")])
+def test_a_model_that_could_not_be_restored_is_rejected_at_the_start(
+    keras: Any, optimizer: Any, reason: str
+) -> None:
+    model = Model()
+    model.optimizer = optimizer
+    with use_session(Recorder()), pytest.raises(ConfigError, match=reason):
+        keras.restore_model(model)
 
 
 def test_a_checkpoint_of_another_origin_is_rejected(keras: Any, tmp_path: Path) -> None:

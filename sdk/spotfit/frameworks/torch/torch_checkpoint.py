@@ -113,10 +113,11 @@ class TorchCheckpoint(FrameworkCheckpoint):
         """
         import torch
 
+        filename = TorchCheckpoint.MODEL_FILENAME  # not of self: predictors pass other checkpoints
         with self.as_directory() as directory:
-            path = Path(directory, self.MODEL_FILENAME)
+            path = Path(directory, filename)
             if not path.exists():
-                raise NoModelError(f"{self} does not contain {self.MODEL_FILENAME}.", do=_REMEDY)
+                raise NoModelError(f"{self} does not contain {filename}.", do=_REMEDY)
             # weights_only=False: the file may hold a whole model, as the docstring warns.
             loaded = torch.load(path, map_location="cpu", weights_only=False)
         if isinstance(loaded, torch.nn.Module):
@@ -128,7 +129,7 @@ class TorchCheckpoint(FrameworkCheckpoint):
             return loaded
         if not isinstance(loaded, dict):
             raise ConfigError(
-                f"The file {self.MODEL_FILENAME} of {self} contains a {type(loaded).__name__}, "
+                f"The file {filename} of {self} contains a {type(loaded).__name__}, "
                 "which is neither a state dict nor a model.",
                 do=_REMEDY,
             )
