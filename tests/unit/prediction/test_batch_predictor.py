@@ -106,7 +106,7 @@ def test_a_class_that_is_no_predictor_is_refused(checkpoint: spotfit.Checkpoint)
         BatchPredictor.from_checkpoint(checkpoint, dict)  # type: ignore[arg-type]
 
 
-def test_the_arguments_of_the_predictor_are_compared_as_its_class_says() -> None:
+def test_the_arguments_of_the_predictor_are_compared_as_its_class_defines() -> None:
     class Other(Predictor):
         @classmethod
         def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
