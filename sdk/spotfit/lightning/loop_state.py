@@ -55,8 +55,8 @@ class LoopState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with loops, callbacks and data module as `state_dict` returned them.
 
-        Calls `on_load_checkpoint` of callbacks, module and data module; their dictionary has no
-        weights.
+        Calls `on_load_checkpoint` of callbacks and module, which data modules do not have; their
+        dictionary has no weights.
         """
         trainer = self._trainer
         self.saved_world_size = state["world_size"]
@@ -114,10 +114,6 @@ class LoopState:
         """Return what the users' hooks add to a checkpoint of Lightning."""
         checkpoint = self._checkpoint({}, {})
         self._call._call_callbacks_on_save_checkpoint(self._trainer, checkpoint)
-        if self._trainer.datamodule is not None:
-            self._call._call_lightning_datamodule_hook(
-                self._trainer, "on_save_checkpoint", checkpoint
-            )
         self._call._call_lightning_module_hook(self._trainer, "on_save_checkpoint", checkpoint)
         return {key: value for key, value in checkpoint.items() if key not in _BASE_KEYS}
 
