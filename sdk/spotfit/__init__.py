@@ -113,10 +113,12 @@ _PUBLIC_SUBMODULES = (
     "backend",
     "collective",
     "huggingface",
+    "jax",
     "lightgbm",
     "lightning",
     "prediction",
     "sklearn",
+    "tensorflow",
     "torch",
     "xgboost",
 )

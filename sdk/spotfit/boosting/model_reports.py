@@ -68,6 +68,15 @@ class ReportSettings:
         selected = {reported: results[original] for reported, original in names.items()}
         return self._postprocess(selected) if self._postprocess else selected
 
+    def reject_frequency(self) -> None:
+        """Raise `ConfigError` for a `frequency`: `train()` saves at the end of each segment."""
+        if self.frequency:
+            raise ConfigError(
+                "train() saves at the end of each segment: RayTrainReportCallback(frequency=...) "
+                "has no effect in it.",
+                do="Omit frequency, and pass train(rounds_per_segment=...).",
+            )
+
     def is_checkpoint_due(self, rounds_done: int) -> bool:
         """Whether a checkpoint is reported after `rounds_done` rounds."""
         return self.frequency > 0 and rounds_done % self.frequency == 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spotfit.boosting.boosting_trainer import BoostingTrainer
 from spotfit.boosting.row_datasets import TRAIN, load_table, rows_of_rank
 from spotfit.boosting.v1_arguments import OwnedLoop, parse_v1_arguments
 from spotfit.client.run_config import RunConfig, check_config_type
-from spotfit.client.trainer import DataParallelTrainer
 from spotfit.frameworks.lightgbm.lightgbm_config import LightGBMConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
@@ -17,7 +17,7 @@ from spotfit.worker.training_api import get_context
 _TRAIN_KWARGS = ("callbacks", "feval")
 
 
-class LightGBMTrainer(DataParallelTrainer):
+class LightGBMTrainer(BoostingTrainer):
     """Runs a training function on workers that `get_network_params()` connects.
 
     Each worker loads its own rows into a `Dataset`; `spotfit.lightgbm.train`, which resumes
@@ -70,7 +70,8 @@ class LightGBMTrainer(DataParallelTrainer):
             known_kwargs=_TRAIN_KWARGS,
         )
         if loop is not None:
-            train_loop_per_worker, datasets = _training_function(loop, dataset_params or {}), None
+            train_loop_per_worker = loop.training_function(run_loop, dataset_params or {})
+            datasets = None
         assert train_loop_per_worker is not None
         super().__init__(
             train_loop_per_worker,
@@ -87,21 +88,6 @@ class LightGBMTrainer(DataParallelTrainer):
             validation_config=validation_config,
             provisioner=provisioner,
         )
-
-    @classmethod
-    def get_model(cls, *_args: Any, **_kwargs: Any) -> Any:
-        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
-        raise DeprecationWarning(
-            f"{cls.__name__}.get_model() is no longer supported. Use "
-            "spotfit.lightgbm.RayTrainReportCallback.get_model(checkpoint)."
-        )
-
-
-def _training_function(loop: OwnedLoop, dataset_params: dict[str, Any]) -> Callable[[], None]:
-    def train_on_datasets() -> None:
-        run_loop(loop, dataset_params)
-
-    return train_on_datasets
 
 
 def run_loop(loop: OwnedLoop, dataset_params: dict[str, Any]) -> None:

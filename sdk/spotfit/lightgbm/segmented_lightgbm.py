@@ -344,12 +344,8 @@ def _sort_callbacks(
     callbacks: Sequence[Any],
 ) -> tuple[RayTrainReportCallback, list[Callable[..., Any]]]:
     reporters = [one for one in callbacks if isinstance(one, RayTrainReportCallback)]
-    if any(one.settings.frequency for one in reporters):
-        raise ConfigError(
-            "train() saves at the end of each segment: RayTrainReportCallback(frequency=...) has "
-            "no effect in it.",
-            do="Omit frequency, and pass train(rounds_per_segment=...).",
-        )
+    for one in reporters:
+        one.settings.reject_frequency()
     others = [one for one in callbacks if one not in reporters]
     return (reporters[0] if reporters else RayTrainReportCallback()), others
 

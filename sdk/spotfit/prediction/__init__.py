@@ -6,8 +6,9 @@ use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spotfit.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from spotfit.prediction.batch_predictor import BatchPredictor as BatchPredictor
@@ -47,16 +48,4 @@ __all__ = [
     "predict",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value  # later accesses do not call __getattr__
-    return value
-
-
-def __dir__() -> list[str]:
-    # Without the imports of this module, which would be offered as completions.
-    special = (name for name in globals() if name.startswith("__"))
-    return sorted({*special, *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

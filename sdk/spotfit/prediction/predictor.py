@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
-from spotfit.frameworks.torch.torch_checkpoint import FrameworkCheckpoint
+from spotfit.frameworks.framework_checkpoint import FrameworkCheckpoint
 from spotfit.prediction.batches import Batch
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from spotfit.core.errors import NotFoundError
-from spotfit.frameworks.torch.torch_checkpoint import FrameworkCheckpoint
+from spotfit.frameworks.framework_checkpoint import FrameworkCheckpoint
 
 MODEL_FILENAME = "model.keras"
 MODEL_FILENAME_KEY = "_model_filename"

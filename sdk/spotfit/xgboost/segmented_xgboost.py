@@ -220,12 +220,8 @@ def _sort_callbacks(
 ) -> tuple[RayTrainReportCallback, list[EarlyStopping], list[Any]]:
     reporters = [one for one in callbacks if isinstance(one, RayTrainReportCallback)]
     stoppers = [one for one in callbacks if isinstance(one, EarlyStopping)]
-    if any(one.settings.frequency for one in reporters):
-        raise ConfigError(
-            "train() saves at the end of each segment: RayTrainReportCallback(frequency=...) has "
-            "no effect in it.",
-            do="Omit frequency, and pass train(rounds_per_segment=...).",
-        )
+    for one in reporters:
+        one.settings.reject_frequency()
     if any(one.save_best for one in stoppers):
         raise ConfigError(
             "train() does not support EarlyStopping(save_best=True), which removes rounds at the "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spotfit.boosting.boosting_trainer import BoostingTrainer
 from spotfit.boosting.row_datasets import TRAIN, load_table, rows_of_rank
 from spotfit.boosting.v1_arguments import OwnedLoop, parse_v1_arguments
 from spotfit.client.run_config import RunConfig, check_config_type
-from spotfit.client.trainer import DataParallelTrainer
 from spotfit.frameworks.xgboost.xgboost_config import XGBoostConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
@@ -24,7 +24,7 @@ _TRAIN_KWARGS = (
 )
 
 
-class XGBoostTrainer(DataParallelTrainer):
+class XGBoostTrainer(BoostingTrainer):
     """Runs a training function on workers that form XGBoost's communicator.
 
     Each worker loads its own rows into a `DMatrix`; `xgboost.train`, or `spotfit.xgboost.train`,
@@ -75,7 +75,8 @@ class XGBoostTrainer(DataParallelTrainer):
             known_kwargs=_TRAIN_KWARGS,
         )
         if loop is not None:
-            train_loop_per_worker, datasets = _training_function(loop, dmatrix_params or {}), None
+            train_loop_per_worker = loop.training_function(run_loop, dmatrix_params or {})
+            datasets = None
         assert train_loop_per_worker is not None
         super().__init__(
             train_loop_per_worker,
@@ -92,21 +93,6 @@ class XGBoostTrainer(DataParallelTrainer):
             validation_config=validation_config,
             provisioner=provisioner,
         )
-
-    @classmethod
-    def get_model(cls, *_args: Any, **_kwargs: Any) -> Any:
-        """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
-        raise DeprecationWarning(
-            f"{cls.__name__}.get_model() is no longer supported. Use "
-            "spotfit.xgboost.RayTrainReportCallback.get_model(checkpoint)."
-        )
-
-
-def _training_function(loop: OwnedLoop, dmatrix_params: dict[str, Any]) -> Callable[[], None]:
-    def train_on_datasets() -> None:
-        run_loop(loop, dmatrix_params)
-
-    return train_on_datasets
 
 
 def run_loop(loop: OwnedLoop, dmatrix_params: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.frameworks.torch.torch_checkpoint import FrameworkCheckpoint
+from spotfit.frameworks.framework_checkpoint import FrameworkCheckpoint
 
 
 def test_a_framework_checkpoint_is_deprecated(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Public names of a package that import their modules on first use.
+
+A package of a framework must not import the framework: its trainers are used where it is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of the package (PEP 562).
+
+    `modules` has the module of each public name. `__getattr__` imports it and stores the value in
+    the package, so that later accesses do not call it. Raises `AttributeError` for other names.
+    """
+
+    def get_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(modules[name]), name)
+        vars(sys.modules[package])[name] = value
+        return value
+
+    def list_names() -> list[str]:
+        # Without the imports of the package, which would be offered as completions.
+        special = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*special, *modules})
+
+    return get_name, list_names
