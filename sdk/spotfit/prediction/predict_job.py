@@ -26,6 +26,7 @@ from spotfit.prediction.batches import (
     decode_file,
     require_packages,
 )
+from spotfit.prediction.identity import code_fingerprint, identity_of
 from spotfit.prediction.predict_loop import PredictionTask, run_prediction
 from spotfit.prediction.predictor import PredictorSource
 from spotfit.prediction.shard_outputs import (
@@ -37,7 +38,7 @@ from spotfit.prediction.shard_outputs import (
     read_job,
     read_manifest,
 )
-from spotfit.prediction.shards import Work, code_fingerprint, identity_of, plan_work
+from spotfit.prediction.shards import Work, plan_work
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store, probe_create, with_bucket_region
 from spotfit.store.transfer import download_bytes
