@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from queue import Empty, SimpleQueue
-from threading import Thread
 
 from spotfit.client.bill_text import LOCAL_PROVISIONER, format_price_range
 from spotfit.core.errors import ConfigError, SpotfitError
 from spotfit.host import log
+from spotfit.host.daemon_threads import start_daemon_thread
 from spotfit.model.group import GroupRequest
 from spotfit.model.offer import Offer
 from spotfit.provision.api import Provisioner
@@ -38,7 +38,7 @@ class OfferQuery:
                 results.put(error)
 
         # A daemon thread: this process must be able to exit while a price API does not respond.
-        Thread(target=query, name="spotfit-offers", daemon=True).start()
+        start_daemon_thread("spotfit-offers", query)
 
     def wait(self, timeout_s: float = _MAX_WAIT_S) -> tuple[Offer, ...]:
         """Return the offers, for which it waits at most `timeout_s` seconds; () if it has none.

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Protocol
 
 from spotfit.host import log
+from spotfit.host.daemon_threads import start_daemon_thread
 
 # The first retry follows quickly, because most bucket errors are transient. The maximum is short: a
 # run without its bucket makes no decisions, and one request every 2 s does not load a recovering
@@ -119,7 +119,7 @@ class DaemonCalls:
     """Executes each call in a daemon thread of its own, which does not keep the process alive.
 
     For a process of the user, which must be able to exit while a call hangs. `ThreadedCalls` are
-    joined when the interpreter exits.
+    joined without a time limit when the interpreter exits.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class DaemonCalls:
         if name not in self._results:
             results: SimpleQueue[BackgroundResult] = SimpleQueue()
             self._results[name] = results
-            Thread(target=lambda: results.put(_run_call(job)), name=name, daemon=True).start()
+            start_daemon_thread(name, lambda: results.put(_run_call(job)))
             return None
         if self._results[name].empty():
             return None
@@ -138,7 +138,7 @@ class DaemonCalls:
 
     def send(self, name: str, job: Callable[[], Any]) -> None:
         """Start `job` in a thread; its result, also an exception, is discarded."""
-        Thread(target=_run_call, args=(job,), name=name, daemon=True).start()
+        start_daemon_thread(name, lambda: _run_call(job))
 
 
 class RetryingCalls:
