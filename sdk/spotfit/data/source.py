@@ -1,0 +1,84 @@
+"""The interface of what datasets are read from: files, tables in memory, other datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+IntArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+
+class DataFile(NamedTuple):
+    """A file of a source, as it was when the source was listed."""
+
+    url: str
+    """Address of the directory or bucket that `open_store` opens; contains no secret."""
+    key: str
+    """Key below that address."""
+    size_bytes: int
+    version: str
+    """ETag or version of the object; it changes with the content."""
+
+
+@dataclass(frozen=True, eq=False)
+class SourceUnits:
+    """The units of a source: the parts that can be read on their own, with their numbers of rows.
+
+    The arrays have one element per unit.
+    """
+
+    files: tuple[DataFile, ...]
+    """() for a source without files."""
+    unit_files: IntArray
+    """Index into `files`; 0 for a source without files."""
+    unit_positions: IntArray
+    """Where a unit begins; the source defines the meaning: row group, first row, first member."""
+    unit_rows: IntArray
+    unit_bytes: IntArray
+    """Encoded size, for limits on memory."""
+
+
+class Source(Protocol):
+    """Rows that can be read unit by unit, in any order and by any process.
+
+    A source is immutable, small and can be pickled.
+    """
+
+    @property
+    def identity(self) -> str:
+        """Text that, together with the files' versions, determines every row."""
+        ...
+
+    def list_units(self) -> SourceUnits:
+        """Return the units, in the order of the rows; may read the headers of all files.
+
+        Raises `ConfigError` if a file is missing or cannot be read as this source says.
+        """
+        ...
+
+    def schema(self, units: SourceUnits) -> pa.Schema:
+        """Return names and types of the columns of every unit."""
+        ...
+
+    def read_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the rows of a unit, always the same; with `columns`, only these, in this order.
+
+        Raises `ConfigError` if the file has another version than `units` states.
+        """
+        ...
+
+
+def int_array(values: Sequence[int] | IntArray) -> IntArray:
+    """Return an immutable array of 64-bit integers."""
+    array = np.array(values, dtype=np.int64)
+    array.flags.writeable = False
+    return array

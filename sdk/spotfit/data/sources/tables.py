@@ -1,0 +1,88 @@
+"""Rows in memory, and rows that are computed from their number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from spotfit.data.source import SourceUnits, int_array
+
+_UNIT_BYTES = 4 * 2**20
+"""Size of a unit of rows in memory; a window of an order consists of several units."""
+
+
+def _even_units(row_count: int, total_bytes: int) -> SourceUnits:
+    """Return units of about `_UNIT_BYTES`, whose position is their first row."""
+    unit_count = max(1, min(row_count, -(-total_bytes // _UNIT_BYTES)))
+    bounds = np.linspace(0, row_count, unit_count + 1).astype(np.int64)
+    rows = np.diff(bounds)
+    return SourceUnits(
+        files=(),
+        unit_files=int_array(np.zeros(unit_count, dtype=np.int64)),
+        unit_positions=int_array(bounds[:-1]),
+        unit_rows=int_array(rows),
+        unit_bytes=int_array(rows * total_bytes // max(row_count, 1)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource:
+    """The rows of an Arrow table in memory, which travels with the source's pickle."""
+
+    table: pa.Table
+
+    @cached_property
+    def identity(self) -> str:
+        """Hash of the table's content."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.table.schema) as writer:
+            writer.write_table(self.table.combine_chunks())
+        return f"table {hashlib.sha256(sink.getvalue()).hexdigest()}"
+
+    def list_units(self) -> SourceUnits:
+        """Return units of a few MiB."""
+        return _even_units(self.table.num_rows, self.table.nbytes)
+
+    def schema(self, _units: SourceUnits) -> pa.Schema:
+        """Return the table's schema."""
+        return self.table.schema
+
+    def read_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return a slice of the table, without a copy."""
+        table = self.table if columns is None else self.table.select(list(columns))
+        return table.slice(int(units.unit_positions[unit]), int(units.unit_rows[unit]))
+
+
+@dataclass(frozen=True)
+class RangeSource:
+    """The integers from 0 to `count` - 1 in the column `id`, as those of `ray.data.range`."""
+
+    count: int
+
+    @property
+    def identity(self) -> str:
+        """The number of rows."""
+        return f"range {self.count}"
+
+    def list_units(self) -> SourceUnits:
+        """Return units of a few MiB."""
+        return _even_units(self.count, 8 * self.count)
+
+    def schema(self, _units: SourceUnits) -> pa.Schema:
+        """Return the schema of one integer column."""
+        return pa.schema([("id", pa.int64())])
+
+    def read_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the integers of a unit."""
+        first, rows = int(units.unit_positions[unit]), int(units.unit_rows[unit])
+        table = pa.table({"id": np.arange(first, first + rows, dtype=np.int64)})
+        return table if columns is None else table.select(list(columns))
