@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spotfit import backend as backend
     from spotfit import collective as collective
+    from spotfit import data as data
     from spotfit import prediction as prediction
     from spotfit import torch as torch
     from spotfit.checkpoint.checkpoint_dir import Checkpoint as Checkpoint
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from spotfit.core.errors import TimeBudgetExceededError as TimeBudgetExceededError
     from spotfit.core.errors import TrainingFailedError as TrainingFailedError
     from spotfit.core.errors import WorkerGroupError as WorkerGroupError
+    from spotfit.data.data_config import DataConfig as DataConfig
     from spotfit.frameworks.backend_config import BackendConfig as BackendConfig
     from spotfit.model.bill import Bill as Bill
     from spotfit.model.config import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from spotfit.model.config import CheckpointConfig as CheckpointConfig
-    from spotfit.model.config import DataConfig as DataConfig
     from spotfit.model.config import FailureConfig as FailureConfig
     from spotfit.model.config import LoggingConfig as LoggingConfig
     from spotfit.model.config import ScalingConfig as ScalingConfig
@@ -70,7 +71,7 @@ _PUBLIC_NAME_MODULES = {
     "CheckpointUploadMode": "model.reporting",
     "ConfigError": "core.errors",
     "ControllerError": "core.errors",
-    "DataConfig": "model.config",
+    "DataConfig": "data.data_config",
     "DataParallelTrainer": "client.trainer",
     "FailureConfig": "model.config",
     "HangError": "core.errors",
@@ -112,6 +113,7 @@ _PUBLIC_NAME_MODULES = {
 _PUBLIC_SUBMODULES = (
     "backend",
     "collective",
+    "data",
     "huggingface",
     "jax",
     "lightgbm",

@@ -41,6 +41,18 @@ def open_committed(store: Store, name: str, *, digest: str = "") -> Checkpoint:
     return _to_checkpoint(store, _complete_manifests(store, name, digest))
 
 
+def read_data_positions(
+    store: Store, name: str, rank: int, *, digest: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Return the positions in the trainer's datasets with which that checkpoint was saved.
+
+    Those that `rank` has saved; if it has saved no files, those of the first rank that has. {} for
+    a checkpoint without datasets. Arguments and errors are those of `open_committed`.
+    """
+    parts = {part.rank: part for part in _complete_manifests(store, name, digest)}
+    return parts.get(rank, parts[min(parts)]).data_positions
+
+
 def open_uncommitted(store: Store, name: str, folder: str) -> Checkpoint:
     """Open a checkpoint that may not be committed yet, with the files uploaded to `folder` so far.
 

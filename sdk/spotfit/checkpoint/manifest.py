@@ -50,6 +50,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Step of a snapshot; None for user-defined files."""
     reason: str = ""
     """Why the Checkpointer saved at this step; equal on all ranks."""
+    data_positions: dict[str, dict[str, Any]] = {}
+    """Position in each of the trainer's datasets, as `data.shard.ShardPosition.state` returns it;
+    {} for a snapshot, whose index has them."""
 
     @property
     def folder(self) -> str:

@@ -42,7 +42,9 @@ from spotfit.client.request import (
 )
 from spotfit.client.result import Result
 from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
+from spotfit.client.trainer_datasets import check_datasets
 from spotfit.code.code_bundle import (
+    DATASETS,
     TRAIN_FUNC_CONTEXT,
     CodeBundleRef,
     compute_code_fingerprint,
@@ -222,7 +224,7 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     """
     log.use_default_handler()
     preflight = run_preflight(request)
-    request = dataclasses.replace(request, run=preflight.run)
+    request = dataclasses.replace(request, run=preflight.run, datasets=preflight.datasets)
     assert preflight.run.logging_config is not None
     log.set_level(preflight.run.logging_config.log_level)
     # Without entry 0, for example, an existing run would look like an unused directory.
@@ -377,6 +379,10 @@ def _bundle_objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
     )
     if train_context is not nullcontext:
         objects[TRAIN_FUNC_CONTEXT] = train_context
+    if request.datasets:
+        from spotfit.data.dataset_shards import TrainerDatasets
+
+        objects[DATASETS] = TrainerDatasets(request.datasets, request.dataset_config)
     # Hooks, validation and callbacks are executed by sidecars; workers never unpickle them.
     if backend_hooks_class(request.backend_config) is not None:
         objects["backend_config"] = request.backend_config
@@ -485,7 +491,7 @@ def fit_locally(
     Its exceptions propagate unchanged; nothing is uploaded or retried. `open_peers` returns a
     context whose value is the group of a launcher such as torchrun, or None: with a group, every
     process calls the function and has its own result. A call within another training function
-    ignores the launcher. Raises `ConfigError` for datasets with several processes.
+    ignores the launcher. Raises `ConfigError` for datasets that several processes cannot share.
     """
     log.use_default_handler()
     # Before the peers are opened: a function with an invalid signature must not form a group.
@@ -522,14 +528,12 @@ def _save_at_end(session: LocalSession) -> None:
 
 def _create_session(request: FitRequest, peers: Peers | None) -> LocalSession:
     name = request.run.name or ""
-    if peers is None:
-        return LocalSession(name, datasets=request.datasets)
-    # Each process would train on the complete dataset.
-    if request.datasets and peers.ranks.world_size > 1:
-        raise ConfigError(
-            f"datasets= is not supported with {peers.ranks.world_size} processes of a launcher.",
-            do="Read the data in the training function, and shard it by the rank and world size "
-            "of spotfit.get_context().",
-        )
-    # Default names contain the time, so they differ between processes.
-    return LocalSession(peers.broadcast(name), peers, datasets=request.datasets)
+    if peers is not None:
+        # Each process would train on the complete object.
+        if peers.ranks.world_size > 1:
+            check_datasets(request.datasets, num_workers=peers.ranks.world_size)
+        # Default names contain the time, so they differ between processes.
+        name = peers.broadcast(name)
+    return LocalSession(
+        name, peers, datasets=request.datasets, dataset_config=request.dataset_config
+    )

@@ -37,6 +37,7 @@ from spotfit.client.run_config import (
     open_run_storage,
     resolve_filesystem_location,
 )
+from spotfit.client.trainer_datasets import datasets_identity, open_datasets
 from spotfit.code.fingerprint import fingerprint_function, stable_repr
 from spotfit.code.function_pickle import takes_config
 from spotfit.code.runtime_env import RuntimeEnv
@@ -50,11 +51,12 @@ from spotfit.core.errors import (
 )
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.core.input_checks import ErrorCollector
+from spotfit.data.data_config import DataConfig
 from spotfit.frameworks.backend_config import BackendConfig, backend_hooks_class
 from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
 from spotfit.ledger.journal import read_run_id
-from spotfit.model.config import DataConfig, FailureConfig, ScalingConfig
+from spotfit.model.config import FailureConfig, ScalingConfig
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import (
@@ -227,6 +229,9 @@ class FitRequest:
             ),
             stable_repr(self.run.worker_runtime_env),
         ]
+        if self.datasets:
+            parts += [stable_repr(datasets_identity(self.datasets)), self.dataset_config.resume]
+            parts += [stable_repr(self.dataset_config.datasets_to_split)]
         if self.validation is not None:
             task = dataclasses.asdict(self.validation.task_config)
             parts += [fingerprint_function(self.validation.fn), stable_repr(task)]
@@ -445,6 +450,8 @@ class PreflightResult:
     check_cost_of: Callable[[JournalView], None] | None = None
     """Check the limits of a fit that continues the run of that view. Raises `ConfigError`, or
     `ConfigErrors`. None for a new run, whose limits were checked, and without limits."""
+    datasets: dict[str, Any] = field(default_factory=dict)
+    """The trainer's datasets by name, with their files listed."""
 
     @property
     def name(self) -> str:
@@ -464,6 +471,7 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     checks.check(lambda: takes_config(request.fn))
     name = checks.check(lambda: parse_name(request.run.name or "", what="RunConfig(name=...):"))
     storage = checks.check(lambda: open_run_storage(request.run))
+    datasets = checks.check(lambda: open_datasets(request.datasets))
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.check(lambda: _check_provisioner(request))
     checks.check(env.check_all)
@@ -504,7 +512,7 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     location = resolve_filesystem_location(run)
     cost = CostSpec() if plan is None else plan.spec
     check = plan.check_continued if plan is not None and is_continued else None
-    return PreflightResult(run, store, location, provisioner, runtime_env, cost, check)
+    return PreflightResult(run, store, location, provisioner, runtime_env, cost, check, datasets)
 
 
 def _probe_store(store: Store) -> None:

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 from spotfit.client.preload import find_preload_modules
 from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
+from spotfit.client.trainer_datasets import check_datasets
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import (
     ErrorCollector,
     reject_deprecated_arguments,
     suggest_keywords,
 )
+from spotfit.data.data_config import DataConfig
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
-from spotfit.model.config import DataConfig, ScalingConfig, datasets_unsupported_error
+from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class DataParallelTrainer:
         data = check("dataset_config", dataset_config, DataConfig)
         backend = check("backend_config", backend_config, BackendConfig)
         if scaling is not None:
-            errors.check(lambda: _check_datasets(datasets, scaling))
+            errors.check(lambda: check_datasets(datasets, num_workers=scaling.num_workers))
         errors.check(lambda: _check_loop_config(train_loop_config))
         if validation_config is not None:
             check("validation_config", validation_config, ValidationConfig)
@@ -227,17 +229,6 @@ class DataParallelTrainer:
         from spotfit.client.fit import fit_locally
 
         return fit_locally(self._build_request())
-
-
-def _check_datasets(datasets: Any, scaling: ScalingConfig) -> None:
-    if datasets and not isinstance(datasets, dict):
-        raise ConfigError(
-            f"The trainer's datasets= must be a dictionary by name, not "
-            f"{qualified_type_name(datasets)}.",
-            do="Write datasets={'train': ...}.",
-        )
-    if datasets and scaling.num_workers != 0:
-        raise datasets_unsupported_error()
 
 
 def _check_loop_config(config: Any) -> None:

@@ -43,6 +43,8 @@ from spotfit.store.api import Store
 from spotfit.store.retry import repeat_read
 from spotfit.store.transfer import download_bytes
 
+DATASETS = "datasets"
+"""Name of the packed object with the trainer's datasets, if it has any."""
 TRAIN_FUNC_CONTEXT = "train_func_context"
 """Name of the packed object that creates a context manager around the function call, if any."""
 # Authenticated with the payload, and part of integrity errors ("The sealed code bundle …").

@@ -14,7 +14,6 @@ import libcst as cst
 
 from spotfit.migrate.name_map import (
     CLUSTER_LIFECYCLE,
-    DATASETS_UNSUPPORTED,
     RAY_ROOT,
     REMOVED_ARGUMENTS,
     NoCounterpart,
@@ -333,8 +332,6 @@ def _argument_notes(scan: UsageScan) -> Iterator[MigrationNote]:
     """Yield a note for each argument of a trainer or configuration that spotfit rejects."""
     for call, name, line in _spotfit_calls(scan):
         passed = _keywords(call)
-        if name in _TRAINERS and "datasets" in passed:
-            yield MigrationNote(line, f"{name}(datasets=...)", DATASETS_UNSUPPORTED)
         for argument, do in REMOVED_ARGUMENTS.get(name, {}).items():
             if argument in passed:
                 yield MigrationNote(line, f"{name}({argument}=...)", f"No longer supported: {do}.")

@@ -17,6 +17,9 @@ RAY_ROOT: DottedName = ("ray",)
 MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "air"): "spotfit",
     ("ray", "air", "session"): "spotfit",
+    ("ray", "data"): "spotfit.data",
+    ("ray", "data", "collate_fn"): "spotfit.data.collate_fn",
+    ("ray", "data", "preprocessors"): "spotfit.data.preprocessors",
     ("ray", "train"): "spotfit",
     ("ray", "train", "backend"): "spotfit.backend",
     ("ray", "train", "collective"): "spotfit.collective",
@@ -54,11 +57,6 @@ CONTEXT_METHODS = frozenset(
 CLUSTER_LIFECYCLE = frozenset([("ray", "init"), ("ray", "shutdown"), ("ray", "is_initialized")])
 """Calls that manage Ray's cluster. They are removed if nothing else in the script needs Ray."""
 
-_DATASETS_ADVICE = (
-    "spotfit does not support Ray Data: read the data in the training function, with a DataLoader "
-    "and prepare_data_loader()."
-)
-DATASETS_UNSUPPORTED = f"Datasets are supported only with num_workers=0. {_DATASETS_ADVICE}"
 _REMOVED_TRAINER_ARGUMENTS = {
     "resume_from_checkpoint": "call fit() with the same name and storage_path, which continues",
     "metadata": "pass the values in train_loop_config",
@@ -108,7 +106,8 @@ ADVICE: Mapping[DottedName, str] = {
     ("ray", "air"): "This was part of Ray AIR, which no longer exists.",
     ("ray", "air", "integrations"): _NO_INTEGRATION_ADVICE,
     ("ray", "air", "session"): "There is no equivalent; spotfit.get_context() has name and ranks.",
-    ("ray", "data"): _DATASETS_ADVICE,
+    ("ray", "data"): "spotfit.data has no such name; see docs/guides/data.md.",
+    ("ray", "data", "_internal"): "This is internal to Ray and has no equivalent.",
     ("ray", "get_gpu_ids"): "Use spotfit.torch.get_devices() for the devices of this worker.",
     ("ray", "get_runtime_context"): "Use spotfit.get_context() for the ranks of this worker.",
     ("ray", "init"): f"{_STILL_NEEDED} Training does not need it.",

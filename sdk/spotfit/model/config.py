@@ -3,8 +3,6 @@
 Every object validates itself when it is constructed and reports all invalid values together
 (`ConfigErrors`). Names, argument order and defaults follow Ray Train V2, so that migrating a script
 changes only its imports; as in Ray, a deprecated argument raises `DeprecationWarning`.
-
-`DataConfig`: which of a trainer's datasets are split among the workers.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spotfit.core.errors import ConfigError, ConfigTypeError, UnknownDatasetError
+from spotfit.core.errors import ConfigError, UnknownDatasetError
 from spotfit.core.input_checks import (
     DEPRECATED,
     ErrorCollector,
@@ -447,68 +445,11 @@ def _placement_groups_unsupported() -> DeprecationWarning:
     )
 
 
-# --- DataConfig -----------------------------------------------------------------------------------
+# --- Datasets -----------------------------------------------------------------------------------
 
 
 TRAIN_DATASET_KEY = "train"
 """The conventional name of the training dataset in `datasets={...}`."""
-
-
-@suggest_keywords
-class DataConfig:
-    """Which of a trainer's datasets are split among the workers; they read the others completely.
-
-    `datasets_to_split` is "all" or a list of dataset names. Trainers accept datasets only with
-    `num_workers=0`, where nothing is split. `execution_options` and `enable_shard_locality` are
-    accepted for compatibility with Ray Train and have no effect. Raises `ConfigTypeError` for
-    another `datasets_to_split`.
-    """
-
-    def __init__(
-        self,
-        datasets_to_split: str | list[str] = "all",
-        execution_options: Any = None,
-        enable_shard_locality: bool = True,
-    ) -> None:
-        if datasets_to_split != "all" and not isinstance(datasets_to_split, list):
-            raise ConfigTypeError(
-                f"DataConfig(datasets_to_split={datasets_to_split!r}) must be 'all' or a list of "
-                "names.",
-                do="Write datasets_to_split=['train'].",
-            )
-        self.datasets_to_split = datasets_to_split
-        self.execution_options = execution_options
-        self.enable_shard_locality = enable_shard_locality
-
-    def configure(
-        self,
-        datasets: dict[str, Any],
-        world_size: int,
-        worker_handles: Any,
-        worker_node_ids: Any,
-        **kwargs: Any,
-    ) -> list[dict[str, Any]]:
-        """Always raises `ConfigError`: distributed datasets are not supported.
-
-        spotfit never calls it. Kept so that subclasses written for Ray Train can be imported.
-        """
-        raise datasets_unsupported_error()
-
-    @staticmethod
-    def default_ingest_options() -> Any:
-        """Always raises `ConfigError`: distributed datasets are not supported.
-
-        Kept so that scripts for Ray Train get a clear error.
-        """
-        raise datasets_unsupported_error()
-
-
-def datasets_unsupported_error() -> ConfigError:
-    """Return the error for `datasets=` on a trainer with workers; the caller raises it."""
-    return ConfigError(
-        "Distributed datasets (datasets=) are not supported yet.",
-        do="Read the data in the training function; get_context() gives rank and world size.",
-    )
 
 
 def unknown_dataset_error(name: str | None, dataset_names: Iterable[str]) -> UnknownDatasetError:

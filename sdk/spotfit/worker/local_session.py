@@ -5,13 +5,14 @@ Snapshots in local mode: each is written to a temporary directory and committed 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -41,6 +42,9 @@ from spotfit.protocol.worker_agent import StartWorker
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.worker.training_api import TrainContext
+
+if TYPE_CHECKING:
+    from spotfit.data.dataset_shards import DatasetShards
 
 # --- Snapshots in local mode ----------------------------------------------------------------------
 
@@ -256,7 +260,12 @@ class LocalSession:
     devices: tuple[str, ...] | None = None
 
     def __init__(
-        self, name: str, peers: Peers | None = None, *, datasets: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        peers: Peers | None = None,
+        *,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: Any = None,
     ) -> None:
         self._peers = peers
         ranks = peers.ranks if peers else Ranks()
@@ -264,6 +273,7 @@ class LocalSession:
         # With `broadcast`, the peers agree on one directory for their snapshots.
         self.snapshot_channel = LocalSnapshotChannel(ranks, self.broadcast, self._record_snapshot)
         self._dataset_sources = dict(datasets or {})
+        self._dataset_config = dataset_config
         self._loaded_datasets: dict[str, Any] = {}
         """Cache, so that each call returns the same object."""
         self.metrics: dict[str, Any] | None = None
@@ -297,17 +307,46 @@ class LocalSession:
         return self.last_checkpoint
 
     def dataset_shard(self, name: str | None) -> Any:
-        """Return the complete dataset `name` of the trainer, the same object on every call.
+        """Return this process's shard of the dataset `name`, the same object on every call.
 
-        If the trainer was given a callable, the first call calls it and returns its result. Raises
+        A `DataIterator` if it is a `spotfit.data.Dataset`, else the trainer's object, complete. If
+        the trainer was given a callable, the first call calls it and uses its result. Raises
         `UnknownDatasetError` (a KeyError) for other names, also for None.
         """
         if name not in self._dataset_sources:
             raise unknown_dataset_error(name, self._dataset_sources)
+        assert name is not None
         if name not in self._loaded_datasets:
             source = self._dataset_sources[name]
-            self._loaded_datasets[name] = source() if callable(source) else source
+            loaded = source() if callable(source) else source
+            self._loaded_datasets[name] = self._open_shard(name, loaded)
         return self._loaded_datasets[name]
+
+    def _open_shard(self, name: str, loaded: Any) -> Any:
+        # A dataset of spotfit has imported its module: other objects need no import.
+        module = sys.modules.get("spotfit.data.dataset")
+        if module is None or not isinstance(loaded, module.Dataset):
+            return loaded
+        self._dataset_shards.add(name, loaded)
+        return self._dataset_shards.get(name)
+
+    @cached_property
+    def _dataset_shards(self) -> DatasetShards:
+        from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
+        from spotfit.data.shard import ShardGroup
+
+        rank, world_size = self.context.get_world_rank(), self.context.get_world_size()
+        group = ShardGroup(rank=rank, world_size=world_size, world_sizes=(world_size,))
+        return DatasetShards(TrainerDatasets({}, self._dataset_config), group, dict)
+
+    def data_positions(self) -> dict[str, dict[str, Any]]:
+        """Return the positions in the datasets that were iterated, for a snapshot."""
+        return self._dataset_shards.positions() if "_dataset_shards" in vars(self) else {}
+
+    def resume_data(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continue the datasets at the positions of a snapshot that was restored."""
+        if "_dataset_shards" in vars(self):
+            self._dataset_shards.resume(positions)
 
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None

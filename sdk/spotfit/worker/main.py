@@ -28,6 +28,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +37,7 @@ import cloudpickle
 
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.code import function_pickle
-from spotfit.code.code_bundle import LoadedFunction
+from spotfit.code.code_bundle import DATASETS, CodeBundlePayload, LoadedFunction
 from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.core.ids import RunId
 from spotfit.core.units import format_bytes
@@ -123,14 +124,23 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
     try:
         key = RunKey.from_text(start.secret, RunId(start.run_id))
         store = AuthenticatedStore(open_store(start.storage_url, PATIENT_RETRY_POLICY), key)
-        function = load_training_function(start, store, framework)
+        payload = load_code_bundle(start, store, framework)
+        function = payload.load_function()
     except BaseException as error:  # noqa: BLE001 - importing the user's modules may raise anything
         print_traceback(error)
         connection.send(function_pickle.to_setup_failure_message(error))
         return 1
     try:
         devices = worker_devices(start, sees_peer_devices=framework.sees_peer_devices)
-        session = Session(start, connection, store, devices=devices)
+        session = Session(
+            start,
+            connection,
+            store,
+            devices=devices,
+            load_datasets=partial(payload.load_object, DATASETS)
+            if DATASETS in payload.object_pickles
+            else None,
+        )
         training_api.set_session(session)
         value = _train(
             start, session, connection=connection, framework=framework, function=function
@@ -190,13 +200,11 @@ def print_traceback(error: BaseException) -> None:
         sys.stderr.flush()
 
 
-def load_training_function(
-    start: StartWorker, store: Store, framework: Framework
-) -> LoadedFunction:
-    """Load the training function, with its code importable and its environment variables set.
+def load_code_bundle(start: StartWorker, store: Store, framework: Framework) -> CodeBundlePayload:
+    """Open the code bundle, with its code importable and its environment variables set.
 
     Changes `os.environ`, `sys.path` and the working directory of this worker process. Raises the
-    errors of `activate_code_bundle`, and what importing the user's modules raises.
+    errors of `activate_code_bundle`.
     """
     key = RunKey.from_text(start.secret, RunId(start.run_id))
     payload = activate_code_bundle(
@@ -205,7 +213,7 @@ def load_training_function(
     # Before unpickling: that may import a module which initializes CUDA, and CUDA reads
     # CUDA_VISIBLE_DEVICES only once.
     env.update(framework.environment(start))
-    return payload.load_function()
+    return payload
 
 
 # --- the return value ----------------------------------------------------------------------------

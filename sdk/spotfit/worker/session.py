@@ -16,14 +16,15 @@ The states of a report with files:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -34,6 +35,7 @@ from spotfit.checkpoint.committed import (
     open_all,
     open_committed,
     open_uncommitted,
+    read_data_positions,
 )
 from spotfit.checkpoint.manifest import Manifest, manifest_digest
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
@@ -97,6 +99,9 @@ from spotfit.worker.agent_connection import AgentConnection, HookCallExecutor, I
 from spotfit.worker.agent_snapshots import AgentSnapshotChannel
 from spotfit.worker.training_api import TrainContext
 
+if TYPE_CHECKING:
+    from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
+
 WAIT_WARNING_S = 60.0
 _SAME_CALLS_REMEDY = "All ranks must make the same calls in the same order; compare their logs."
 # Broadcasts pass through the leader: small values such as file names are what they are made for.
@@ -122,6 +127,7 @@ class Session:
     Args:
         store: Rooted at the run's directory.
         devices: The accelerators of this worker, such as ("cuda:0",).
+        load_datasets: Returns the trainer's datasets; None if it has none.
         on_upload_error: Called in the upload thread if a background upload fails. By default it
             reports the error and exits the process, because the training function cannot be
             interrupted.
@@ -134,10 +140,12 @@ class Session:
         store: Store,
         *,
         devices: tuple[str, ...] = (),
+        load_datasets: Callable[[], TrainerDatasets] | None = None,
         on_upload_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
         self.devices = devices
+        self._load_datasets = load_datasets
         self._start = start
         self._connection = connection
         self._store = store
@@ -294,8 +302,38 @@ class Session:
         return open_uncommitted(self._store, name, folder)
 
     def dataset_shard(self, name: str | None) -> Any:
-        """Raise `UnknownDatasetError` (a KeyError): datasets are supported in local mode only."""
-        raise unknown_dataset_error(name, ())
+        """Return this worker's shard of the trainer's dataset `name`, a `DataIterator`.
+
+        The same object on every call. Raises `UnknownDatasetError` (a KeyError).
+        """
+        if self._load_datasets is None:
+            raise unknown_dataset_error(name, ())
+        return self._dataset_shards.get(name)
+
+    def data_positions(self) -> dict[str, dict[str, Any]]:
+        """Return the positions in the datasets that were iterated, for a checkpoint.
+
+        The batches that the training function has now count as trained on.
+        """
+        return self._dataset_shards.positions() if "_dataset_shards" in vars(self) else {}
+
+    def resume_data(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continue the datasets at the positions of a snapshot that was restored.
+
+        Raises `ConfigError` if a position belongs to other rows.
+        """
+        if self._load_datasets is not None:
+            self._dataset_shards.resume(positions)
+
+    def _initial_data_positions(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the positions of the checkpoint that the training function has resumed from."""
+        name = self._start.checkpoint
+        # A function that ignores the checkpoint trains from the beginning.
+        if name is None or not self._has_read_checkpoints:
+            return {}
+        return read_data_positions(
+            self._store, name, self._start.rank, digest=self._start.checkpoint_digest
+        )
 
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
@@ -553,6 +591,7 @@ class Session:
             metrics=_metrics_decoder.decode(named.metrics),
             files=(),
             validation=report.validation,
+            data_positions=self.data_positions(),
         )
         return UploadJob(
             report.checkpoint,
@@ -728,6 +767,21 @@ class Session:
         if name is None:
             return None
         return open_committed(self._store, name, digest=self._start.checkpoint_digest)
+
+    @cached_property
+    def _dataset_shards(self) -> DatasetShards:
+        from spotfit.data.dataset_shards import DatasetShards
+        from spotfit.data.shard import ShardGroup
+
+        assert self._load_datasets is not None
+        group = ShardGroup(
+            rank=self._start.rank,
+            world_size=self._start.world_size,
+            world_sizes=tuple(range(self._spec.min_workers, self._spec.max_workers + 1)),
+            # Continued runs keep their id, and with it the order of their data.
+            seed=int(hashlib.sha256(self._start.run_id.encode()).hexdigest()[:8], 16),
+        )
+        return DatasetShards(self._load_datasets(), group, self._initial_data_positions)
 
     # Decoded on first use: most training functions need nothing of it.
     @cached_property

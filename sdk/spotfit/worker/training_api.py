@@ -7,7 +7,7 @@ The session of this process, which `report()`, `get_checkpoint()` and their like
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -211,6 +211,18 @@ class TrainSession(Protocol):
         Raises `UnknownDatasetError` (a KeyError).
         """
 
+    def data_positions(self) -> dict[str, dict[str, Any]]:
+        """Return the positions in the trainer's datasets, for a snapshot of a `Checkpointer`.
+
+        The batches that the training function has now count as trained on. {} without datasets.
+        """
+
+    def resume_data(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continue the trainer's datasets at the positions of a snapshot that was restored.
+
+        Raises `ConfigError` if a position belongs to other rows.
+        """
+
     def reported_checkpoints(
         self, mode: CheckpointConsistencyMode, timeout_s: float | None
     ) -> list[ReportedCheckpoint]:
@@ -399,10 +411,14 @@ def get_context() -> TrainContext:
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
-    """Return the trainer's dataset `datasets[dataset_name]`; the same object on every call.
+    """Return this worker's shard of the trainer's dataset `datasets[dataset_name]`.
 
-    Only in local mode (`num_workers=0`), where it is the complete dataset, or what it returns if it
-    is callable. On workers, and for an unknown name, raises `UnknownDatasetError`, a KeyError.
+    A `spotfit.data.DataIterator`; the same object on every call. Which rows it has is determined
+    by the trainer's `DataConfig`. After a restart from a checkpoint that the training function has
+    asked for, it continues after the last row that was trained on. In local mode (`num_workers=0`)
+    an object that is not a `spotfit.data.Dataset` is returned unchanged.
+
+    Raises `UnknownDatasetError`, a KeyError, if the trainer has no dataset of this name.
     Raises `SessionMisuseError` outside of a training function.
     """
     return require_session("spotfit.get_dataset_shard").dataset_shard(dataset_name)

@@ -261,12 +261,14 @@ def test_a_script_with_an_unsupported_trainer_is_unchanged(trainer: str, reporte
     assert [line.partition(": ")[2] for line in manual_work(script)] == [reported]
 
 
-def test_a_trainer_with_datasets_is_reported() -> None:
+def test_datasets_are_migrated_by_their_import() -> None:
     script = dedent_script("""
+        import ray.data
         from ray.train.torch import TorchTrainer
-        TorchTrainer(print, datasets={}, dataset_config=None)
+        TorchTrainer(print, datasets={"train": ray.data.range(8)})
     """)
-    assert manual_work(script) == ["3: TorchTrainer(datasets=...)"]
+    assert manual_work(script) == []
+    assert "spotfit.data.range(8)" in migrated_text(script)
 
 
 def test_session_functions_become_context_methods() -> None:

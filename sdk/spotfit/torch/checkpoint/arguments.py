@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from spotfit.core.errors import ConfigError
 from spotfit.torch.checkpoint.accelerate_types import unwrap_optimizer
 from spotfit.torch.checkpoint.optimizer_state import has_flat_parameters, parameter_names
+from spotfit.torch.checkpoint.shard_data_position import is_dataset_shard
 
 _STATEFUL_METHODS = ("state_dict", "load_state_dict")
 _OPTIMIZER_ATTRIBUTES = ("param_groups", "state", *_STATEFUL_METHODS)
@@ -70,7 +71,7 @@ class CheckpointerArguments(NamedTuple):
                 yield from _missing_attributes(name, stateful, _STATEFUL_METHODS)
         # Any iterable object: a position that cannot be saved is logged later.
         if self.loader is not None and (
-            not hasattr(self.loader, "__iter__")
+            not (hasattr(self.loader, "__iter__") or is_dataset_shard(self.loader))
             or isinstance(self.loader, list | tuple | dict | str)
         ):
             yield f"loader is {_type_with_article(self.loader)}, not a DataLoader."

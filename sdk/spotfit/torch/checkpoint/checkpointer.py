@@ -46,7 +46,7 @@ from spotfit.model.failure_model import (
 )
 from spotfit.model.reporting import MAX_SAVE_ERROR_CHARS, SaveAtEnd, metrics_to_json
 from spotfit.torch.checkpoint.compatibility import all_gather, broadcast, check_process_group
-from spotfit.torch.checkpoint.restore import RestoreOperation
+from spotfit.torch.checkpoint.restore import DATASETS_KEY, RestoreOperation
 from spotfit.worker.training_api import TrainContext, require_session
 
 # torch and the modules that import it are loaded on first use: `import spotfit.torch` stays cheap.
@@ -55,9 +55,11 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from spotfit.checkpoint.reader import SavedState
+    from spotfit.data.data_iterator import DataIterator
     from spotfit.torch.checkpoint.arguments import CheckpointerArguments
     from spotfit.torch.checkpoint.data_position import LoaderPosition, SamplerPosition
     from spotfit.torch.checkpoint.save_plan import RankSavePlan
+    from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition
     from spotfit.torch.checkpoint.shm_arena import ShmArena
     from spotfit.torch.checkpoint.training_state import TrainingState
 
@@ -149,7 +151,7 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         scheduler: Any = None,
         scaler: Any = None,
-        loader: DataLoader[Any] | None = None,
+        loader: DataLoader[Any] | DataIterator | None = None,
         every: SaveCondition | Sequence[SaveCondition] = "auto",
         max_overhead: float | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -164,7 +166,9 @@ class Checkpointer:
         one rank, such as a position in a stream, and ties the run to its number of workers: it is
         rejected for an elastic group.
 
-        `loader` is this rank's data loader; its position in the epoch is saved. `every` says when
+        `loader` is this rank's data loader, or what `spotfit.get_dataset_shard` returns; its
+        position in the epoch is saved. The positions of the trainer's datasets are always saved, so
+        for them `loader` is needed only with `every="epoch"`. `every` says when
         to save: "auto", a duration like "10m" or a timedelta, a number of steps, "epoch",
         "at_notice", or a list of these. "auto" balances the cost of saving against the expected
         loss. `max_overhead` limits the fraction of the time that "auto" uses; without it that is
@@ -179,6 +183,7 @@ class Checkpointer:
         from spotfit.torch.checkpoint.arguments import CheckpointerArguments
         from spotfit.torch.checkpoint.save_plan import SavePlanCache
 
+        self._session = session
         self._channel = session.snapshot_channel
         _reject_second_checkpointer(self._channel)
         self._rank = session.context.get_world_rank()
@@ -489,6 +494,8 @@ class Checkpointer:
         rank_state: dict[str, Any] = {"rng_state": rng_state()}
         if self._data_position is not None:
             rank_state |= self._data_position.rank_state()
+        if positions := self._session.data_positions():
+            rank_state[DATASETS_KEY] = positions
         if self._per_rank:
             rank_state["per_rank"] = {
                 name: stateful.state_dict() for name, stateful in self._per_rank.items()
@@ -560,6 +567,7 @@ class Checkpointer:
             rank=self._rank,
             world_size=self._world_size,
             has_checkpoint=self._channel.has_snapshots,
+            resume_datasets=self._session.resume_data,
         )
         try:
             saved = self._restore_selector.read_newest(
@@ -684,7 +692,8 @@ def _reject_second_checkpointer(channel: SnapshotChannel) -> None:
 
 
 def _reject_rank_bound_state(
-    per_rank: Mapping[str, Any], position: SamplerPosition | LoaderPosition | None
+    per_rank: Mapping[str, Any],
+    position: SamplerPosition | LoaderPosition | ShardDataPosition | None,
 ) -> None:
     """Raise `ConfigError` for state that a group of another size could not restore."""
     bound = [f"per_rank={{…}} ({', '.join(sorted(per_rank))})"] if per_rank else []
@@ -726,18 +735,23 @@ def _training_state_of(arguments: CheckpointerArguments) -> TrainingState:
 
 
 def _open_data_position(
-    loader: DataLoader[Any] | None, trigger: SaveTrigger, context: TrainContext
-) -> SamplerPosition | LoaderPosition | None:
+    loader: DataLoader[Any] | DataIterator | None, trigger: SaveTrigger, context: TrainContext
+) -> SamplerPosition | LoaderPosition | ShardDataPosition | None:
     """Start tracking the loader's position; None without a loader.
 
     Raises `ConfigError` on all ranks if saves at the end of epochs are requested but the ends are
     unknown, or differ between ranks.
     """
     from spotfit.torch.checkpoint.data_position import SamplerPosition, track_data_position
+    from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition, is_dataset_shard
 
-    position = None
+    position: SamplerPosition | LoaderPosition | ShardDataPosition | None = None
     if loader is not None:
-        position = track_data_position(loader, world_size=context.get_world_size())
+        position = (
+            ShardDataPosition(loader.position)
+            if is_dataset_shard(loader)
+            else track_data_position(loader, world_size=context.get_world_size())
+        )
         position.monitor.is_reporting_rank = context.get_world_rank() == 0
         position.monitor.expects_epoch_saves = trigger.epochs
         if isinstance(position, SamplerPosition) and position.requires_common_seed:

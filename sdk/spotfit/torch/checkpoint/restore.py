@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spotfit.torch.checkpoint.data_position import LoaderPosition, SamplerPosition
     from spotfit.torch.checkpoint.load_plan import StateLoadPlan
     from spotfit.torch.checkpoint.optimizer_alloc import PreviousOptimizerStates
+    from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition
     from spotfit.torch.checkpoint.training_state import TrainingState
 
 _UNUSED_REMEDY = (
@@ -37,7 +38,9 @@ _UNUSED_REMEDY = (
     "loader, extra, per_rank)"
 )
 _POSITION_KEYS = frozenset(("sampler_position", "loader_state"))
-"""Keys of a rank's state that describe its position in the data."""
+"""Keys of a rank's state that describe its position in the data of `loader=`."""
+DATASETS_KEY = "datasets"
+"""Key of a rank's state with the positions in the trainer's datasets."""
 
 
 class RestoreOperation:
@@ -47,19 +50,21 @@ class RestoreOperation:
         self,
         training_state: TrainingState,
         per_rank: Mapping[str, Any],
-        position: SamplerPosition | LoaderPosition | None,
+        position: SamplerPosition | LoaderPosition | ShardDataPosition | None,
         *,
         rank: int,
         world_size: int,
         has_checkpoint: bool,
+        resume_datasets: Callable[[Mapping[str, Any]], None],
     ) -> None:
         """Prepare a restore of this rank; `rank` is its world rank.
 
         `per_rank` are the objects of this rank only, `position` its position in the data, None
         without a loader. With `has_checkpoint` no backup of overwritten tensors is made: if a
         snapshot in memory is corrupt, the checkpoint overwrites them, or the run ends with an
-        error.
+        error. `resume_datasets` is called with the saved positions in the trainer's datasets.
         """
+        self._resume_datasets = resume_datasets
         self._training_state = training_state
         self._per_rank = per_rank
         self._position = position
@@ -159,6 +164,10 @@ class RestoreOperation:
         self._previous_optimizer_states, self._undo_overwrite = {}, None
         self._training_state.wait_for_gpus()
         self._log_differences(self._training_state.load_state_dict(self._incoming))
+        # Ranks beyond the saved ones take the position of rank 0: it is the same on all ranks.
+        saved_rank = self._rank if self._world_size == len(saved.indices) else 0
+        rank_state = _decode_rank_state(saved.indices[saved_rank])
+        self._resume_datasets(rank_state.get(DATASETS_KEY, {}))
         if self._world_size == len(saved.indices):
             return self._resume(saved)
         # With another number of ranks the RNG states are not restored: they belong to the ranks of

@@ -1,0 +1,99 @@
+"""The `datasets=` of a trainer: checked before machines are rented, and packed for the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from spotfit.client.run_config import qualified_type_name
+from spotfit.core.errors import ConfigTypeError
+from spotfit.core.input_checks import ErrorCollector
+from spotfit.host import log
+
+if TYPE_CHECKING:
+    from spotfit.data.dataset import Dataset
+
+_READERS = {
+    "pandas": "from_pandas",
+    "numpy": "from_numpy",
+    "pyarrow": "from_arrow",
+    "datasets": "from_huggingface",
+    "torch": "from_torch",
+    "dask": "from_dask",
+    "daft": "from_daft",
+    "pyspark": "from_spark",
+    "ray": "from_ray",
+}
+"""Functions of `spotfit.data` that make a dataset of another library's object, by its package."""
+
+
+def check_datasets(datasets: Any, *, num_workers: Any) -> None:
+    """Raise `ConfigError` for `datasets=` of a wrong type, or `ConfigErrors` for several.
+
+    Without workers (`num_workers=0`) a dataset may be any object.
+    """
+    if not datasets:
+        return
+    if not isinstance(datasets, Mapping):
+        raise ConfigTypeError(
+            "The trainer's datasets= must be a dictionary by name, not "
+            f"{qualified_type_name(datasets)}.",
+            do="Write datasets={'train': ...}.",
+        )
+    if num_workers == 0:
+        return
+    errors = ErrorCollector()
+    for name, dataset in datasets.items():
+        if not callable(dataset):
+            errors.check(lambda name=name, dataset=dataset: _check_type(name, dataset))  # type: ignore[misc]
+    errors.raise_all()
+
+
+def open_datasets(datasets: Mapping[str, Any]) -> dict[str, Dataset]:
+    """Return the datasets with their files listed; a callable is called for its dataset.
+
+    Raises `ConfigError`, or `ConfigErrors` with the problems of all datasets: a value that is no
+    dataset, missing files, unknown columns.
+    """
+    errors = ErrorCollector()
+    opened = {
+        name: errors.check(lambda name=name, dataset=dataset: _open(name, dataset))  # type: ignore[misc]
+        for name, dataset in datasets.items()
+    }
+    errors.raise_all()
+    return opened
+
+
+def datasets_identity(datasets: Mapping[str, Dataset]) -> list[Any]:
+    """Return what determines the rows of opened datasets, for the fingerprint of a fit."""
+    return [
+        (
+            name,
+            dataset.manifest.digest,
+            [transform.identity for transform in dataset.transforms],
+            tuple(dataset.shuffle_settings),
+        )
+        for name, dataset in sorted(datasets.items())
+    ]
+
+
+def _open(name: str, dataset: Any) -> Dataset:
+    # As in Ray Train, a function is called when the training starts, not where it is written.
+    opened = _check_type(name, dataset() if callable(dataset) else dataset)
+    if opened.manifest.row_count == 0:
+        log.warning("data.empty", dataset=name)
+    return opened
+
+
+def _check_type(name: str, dataset: Any) -> Dataset:
+    from spotfit.data.dataset import Dataset
+
+    if isinstance(dataset, Dataset):
+        return dataset
+    reader = _READERS.get(type(dataset).__module__.partition(".")[0], "from_items")
+    raise ConfigTypeError(
+        f"The dataset {name!r} is a {qualified_type_name(dataset)}; workers read a "
+        "spotfit.data.Dataset, or a function without arguments that returns one.",
+        do=f"Write datasets={{{name!r}: spotfit.data.{reader}(...)}}, or use num_workers=0, where "
+        "get_dataset_shard returns the object unchanged.",
+    )

@@ -1,0 +1,129 @@
+"""The datasets of a trainer, as they travel to the workers, and the shards of one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.data_config import DataConfig
+from spotfit.data.data_iterator import DataIterator
+from spotfit.data.dataset import Dataset
+from spotfit.data.shard import ShardGroup, ShardPosition
+from spotfit.host import log
+from spotfit.model.config import unknown_dataset_error
+
+PositionReader = Callable[[], Mapping[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class TrainerDatasets:
+    """The trainer's datasets and their configuration; pickled with the training function."""
+
+    datasets: dict[str, Dataset]
+    config: DataConfig = field(default_factory=DataConfig)
+
+
+class DatasetShards:
+    """The shards of one rank. `read_positions` returns those of the checkpoint to resume from.
+
+    It is called when a shard is first iterated, and returns {} to begin with the first epoch.
+    """
+
+    def __init__(
+        self, trainer_datasets: TrainerDatasets, group: ShardGroup, read_positions: PositionReader
+    ) -> None:
+        self._datasets = trainer_datasets.datasets
+        self._config = trainer_datasets.config
+        self._group = group
+        self._read_positions = read_positions
+        self._iterators: dict[str, DataIterator] = {}
+
+    def add(self, name: str, dataset: Dataset) -> None:
+        """Add a dataset that became known after the trainer's other ones."""
+        self._datasets = {**self._datasets, name: dataset}
+
+    def get(self, name: str | None) -> DataIterator:
+        """Return this rank's shard; the same object on every call.
+
+        Raises `UnknownDatasetError` (a KeyError), and `ConfigError` for a `configure` that does not
+        return a `DataIterator` for this rank.
+        """
+        if name not in self._datasets:
+            raise unknown_dataset_error(name, self._datasets)
+        assert name is not None
+        if name not in self._iterators:
+            self._iterators[name] = self._open(name)
+        return self._iterators[name]
+
+    def positions(self) -> dict[str, dict[str, Any]]:
+        """Return the position of each shard that was iterated, for a checkpoint.
+
+        The batches that the training function has now count as taken.
+        """
+        states = {}
+        for name, iterator in self._iterators.items():
+            iterator.position.count()
+            if state := iterator.position.state():
+                states[name] = {**state, "world_size": self._group.world_size}
+        return states
+
+    def resume(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the shards continue at these positions, and begin others with their first epoch.
+
+        Called when a `Checkpointer` has restored a state. Raises `ConfigError` if a position
+        belongs to other rows.
+        """
+        self._read_positions = lambda: positions
+        for name, iterator in self._iterators.items():
+            iterator.position.resume(self._position_of(name))
+
+    def _open(self, name: str) -> DataIterator:
+        dataset, group = self._datasets[name], self._group
+        if type(self._config).configure is not DataConfig.configure:
+            return self._open_configured(name)
+        if not self._config.is_split(name):
+            group = ShardGroup(seed=group.seed)
+        return DataIterator(self._track(name, dataset, group))
+
+    def _open_configured(self, name: str) -> DataIterator:
+        datasets = {name: self._datasets[name]}
+        by_rank = self._config.configure(
+            datasets, self._group.world_size, worker_handles=None, worker_node_ids=None
+        )
+        try:
+            configured = by_rank[self._group.rank][name]
+        except (IndexError, KeyError, TypeError) as error:
+            raise self._configure_error(name, "has no entry for this rank") from error
+        if not isinstance(configured, DataIterator):
+            raise self._configure_error(name, f"returned a {type(configured).__name__}")
+        position = configured.position
+        # A part that only this rank reads belongs to its number of ranks.
+        return DataIterator(self._track(name, position.dataset, position.group))
+
+    def _track(self, name: str, dataset: Dataset, group: ShardGroup) -> ShardPosition:
+        return ShardPosition(dataset, group, name=name, restore=lambda: self._position_of(name))
+
+    def _position_of(self, name: str) -> Mapping[str, Any]:
+        saved = self._read_positions().get(name, {})
+        if not saved:
+            return {}
+        state = {key: value for key, value in saved.items() if key != "world_size"}
+        is_custom = type(self._config).configure is not DataConfig.configure
+        if is_custom and saved["world_size"] != self._group.world_size:
+            log.warning(
+                "data.position_unknown",
+                dataset=name,
+                reason="DataConfig.configure may return other rows for another number of workers",
+            )
+            return {}
+        # Without the order, which would bind the epoch to the rows of the checkpoint.
+        return {"epoch": saved["epoch"]} if self._config.resume == "epoch" else state
+
+    def _configure_error(self, name: str, reason: str) -> ConfigError:
+        return ConfigError(
+            f"{type(self._config).__name__}.configure {reason} for the dataset {name!r}.",
+            do="Return a list with one dictionary of DataIterators for each rank: "
+            "[{name: dataset.iterator()}, …].",
+        )
