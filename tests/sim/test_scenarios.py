@@ -571,6 +571,17 @@ def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(se
     assert record.finished_at_s <= record.deadline_s
 
 
+def test_elastic_group_grows_before_a_commit_that_is_far_away() -> None:
+    """One of six on-demand machines joins first, and its first commit takes ten minutes."""
+    seed = 40013
+    result = simulate(deadline_scenario(seed), seed)
+    first = result.cost.rounds[0]
+    assert len(first.machines) == 1
+    assert first.closed_at_s is not None
+    assert first.closed_at_s - first.opened_at_s < 60.0
+    assert max(len(one.machines) for one in result.cost.rounds) == 6
+
+
 @pytest.mark.parametrize("seed", [0, 2])
 def test_elastic_group_costs_less_than_one_of_fixed_size_with_a_loose_deadline(seed: int) -> None:
     fixed, elastic = (

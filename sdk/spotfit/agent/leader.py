@@ -52,7 +52,7 @@ from spotfit.model.leader_state import LeaderState, UserCodeError, ValidationRep
 from spotfit.model.view import View
 from spotfit.policy import scheduler
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
-from spotfit.policy.preemption import is_move_ready, is_replacement_ready
+from spotfit.policy.preemption import is_growth_due, is_move_ready, is_replacement_ready
 from spotfit.protocol.agent_leader import (
     ConnectionHeartbeat,
     Join,
@@ -464,7 +464,9 @@ class Leader:
         ):
             open_round.announce_preemption(view, self._observations.state, now)
         if open_round is not None and is_move_ready(view, self._refresh_state()):
-            open_round.suggest_save("machines of another offer are ready")
+            open_round.suggest_save("machines of another offer are ready", now)
+        elif open_round is not None and is_growth_due(view, self._observations.state, now):
+            open_round.suggest_save("machines for more workers are ready", now)
         writer, has_acted = self._services.journal_writer, True
         while (
             has_acted and writer.is_settled and self._ledger.view.is_leader(self._ledger.agent_id)

@@ -118,8 +118,8 @@ class OpenRound:
         """When workers were informed that a replacement is ready; None before."""
         self.save_requested_at: float | None = None
         """When the Checkpointer was asked to save before the run is cancelled; None before."""
-        self.is_save_suggested = False
-        """Whether the workers were asked to save because the run moves to other machines."""
+        self.save_suggested_at: float | None = None
+        """When the workers were asked to save because other machines are ready; None before."""
         self.last_commit: RoundCommit | None = None
         self.replica_locations: dict[int, ReplicaLocation] = {}
         self.abort_at = math.inf
@@ -168,6 +168,7 @@ class OpenRound:
             replacement_ready_at=self.replacement_ready_at,
             replica_locations=self.replica_locations,
             save_requested_at=self.save_requested_at,
+            save_suggested_at=self.save_suggested_at if coordinator.has_checkpointer else None,
         )
 
     # --- frames ------------------------------------------------------------------------------
@@ -242,10 +243,10 @@ class OpenRound:
             self.save_requested_at = now
             self.send_to_workers([(None, RequestFinalSave(reason=reason))])
 
-    def suggest_save(self, reason: str) -> None:
+    def suggest_save(self, reason: str, now: float) -> None:
         """Ask the Checkpointer to save soon, once in this round; no effect without one."""
-        if not self.is_save_suggested:
-            self.is_save_suggested = True
+        if self.save_suggested_at is None:
+            self.save_suggested_at = now
             self.send_to_workers([(None, SuggestSave(reason=reason))])
 
     def announce_preemption(self, view: View, state: LeaderState, now: float) -> None:

@@ -154,6 +154,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of each rank on other nodes."""
     save_requested_at: float | None = None
     """When the Checkpointer was asked to save before the run is cancelled; None without one."""
+    save_suggested_at: float | None = None
+    """When the Checkpointer was asked to save because other or further machines are ready; None
+    without one."""
 
 
 class Failing(msgspec.Struct, frozen=True, kw_only=True):

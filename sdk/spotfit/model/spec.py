@@ -52,8 +52,8 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # money without any training.
     partial_capacity_pause_s: float = 300.0
     """Pause before they are requested again, from half of it to half more."""
-    # A round that starts too small grows only after a commit and restarts all workers, so waiting
-    # for machines that are booting is cheaper.
+    # A round that starts too small waits for a commit to grow, and restarts all workers then, so
+    # that waiting for machines that are booting is cheaper.
     round_fill_timeout_s: float = 60.0
     """Time an elastic group with at least `min_workers` waits for further machines."""
     # Cloud APIs limit requests: while all agents are connected, the leader queries ten times less

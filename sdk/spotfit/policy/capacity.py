@@ -211,6 +211,22 @@ def _standing_by(view: View) -> set[tuple[Token, int]]:
     }
 
 
+def is_start_expected(view: View, state: LeaderState) -> bool:
+    """Whether requested machines have not joined, other than those that the backend delays."""
+    connected = {(one.member.token, one.member.node) for one in state.members.values()}
+    waiting = {
+        token
+        for token, request in view.market.requests.items()
+        if request.offer and request.waiting_since_s is not None
+    }
+    return any(
+        (token, node) not in connected
+        for token, group in view.groups.items()
+        if group.role == "train" and token not in waiting and not view.stands_by(token)
+        for node in group.active_nodes
+    )
+
+
 def has_too_few_slots(view: View, state: LeaderState) -> bool:
     """Whether connected and pending worker slots together are fewer than `min_workers`.
 

@@ -40,6 +40,7 @@ from spotfit.model.view import View
 from spotfit.policy.capacity import has_machines, nodes_of_offer, offer_request_due_s
 from spotfit.policy.deadline import DeadlineState, pays_to_return
 from spotfit.policy.elastic_deadline import ElasticState, GroupSizes, choose_group_sizes
+from spotfit.policy.idle_machines import MAX_REPEATED_SHARE
 from spotfit.policy.offer_choice import OfferState, cheap_offers, choose_spot_offer
 from spotfit.policy.training_time import changeover_s, repeated_work_s, restart_s, start_time_s
 
@@ -310,6 +311,7 @@ def _elastic_state(
     lifetimes_s = [one.state.mean_lifetime_s for one in (cheap if spot is None else [spot])]
     # A round waits for machines that start.
     pause_s = restart_s(view) + timing.round_fill_timeout_s
+    repeated_s = repeated_work_s(view)
     return ElasticState(
         time_left_s=goal.time_left_s,
         work_left_s=goal.work_left_s,
@@ -322,8 +324,8 @@ def _elastic_state(
         spot_training=0 if spot is None else spot.training,
         on_demand_machines=beside,
         is_return_requested=bool(beside and choice is not None and choice.standing_offer),
-        loss_pause_s=timing.lease_timeout_s + pause_s + repeated_work_s(view),
-        growth_pause_s=pause_s,
+        loss_pause_s=timing.lease_timeout_s + pause_s + repeated_s,
+        growth_pause_s=pause_s + MAX_REPEATED_SHARE * repeated_s,
         losses_per_hour=3600 / min(lifetimes_s, default=math.inf),
     )
 

@@ -38,11 +38,13 @@ from spotfit.policy.capacity import (
     is_last_attempt,
     is_of_other_offer,
     is_replaced,
+    is_start_expected,
     joining_slots,
     round_members,
     usable_members,
 )
 from spotfit.policy.failure_detection import is_missing
+from spotfit.policy.idle_machines import reason_to_repeat
 from spotfit.policy.retry_budget import preempted_nodes, round_closed_by_failure
 from spotfit.protocol.agent_peer import REPLICATION_BYTES_PER_S
 
@@ -385,8 +387,9 @@ def replace_working_nodes(
 
     Those that their backend would not restart again, and those of an offer that is not chosen any
     more. The end comes directly after a commit, so that no step is lost, with the cause RESIZE;
-    before that a `Wait`. Returns None if no assigned machine is to be replaced, or if not enough
-    other machines are ready. `now` is the leader's `Clock.now()` in seconds. Called by the
+    before that a `Wait`, unless the next round has more workers and `idle_machines` does not wait.
+    Returns None if no assigned machine is to be replaced, or if not enough other machines are
+    ready. `now` is the leader's `Clock.now()` in seconds. Called by the
     scheduler.
     """
     last = [
@@ -399,13 +402,14 @@ def replace_working_nodes(
     reason = f"the backend would not restart {names} again"
     if other and view.market.choice is not None:
         reason = f"moving to {', '.join(view.market.choice.workers)}"
+    ready = f"{reason}; replacement ready"
     if not _is_commit_fresh(view, training, now):
-        return Wait(now + _COMMIT_POLL_S, f"{reason}; replacing after the next commit")
-    return RoundClosed(
-        round_number=training.round.number,
-        cause=FailureCause.RESIZE,
-        reason=f"{reason}; replacement ready",
-    )
+        slots = min(view.spec.max_workers, _chosen_warm_slots(view, state))
+        repeated = _reason_to_repeat(view, state, training, now, slots=slots)
+        if not repeated:
+            return Wait(now + _COMMIT_POLL_S, f"{reason}; replacing after the next commit")
+        ready = f"{ready}; {repeated}"
+    return RoundClosed(round_number=training.round.number, cause=FailureCause.RESIZE, reason=ready)
 
 
 def is_move_ready(view: View, state: LeaderState) -> bool:
@@ -445,13 +449,16 @@ def _are_replacements_warm(view: View, state: LeaderState, round_: Round) -> boo
     While on-demand machines are chosen, as many as are chosen: they start at about the same time,
     and the run can work with the others until then.
     """
-    slots = sum(one.member.slots for one in chosen_members(view, state) if one.is_warm)
     choice, needed = view.market.choice, round_.world_size
     if view.spec.is_elastic and choice is not None and choice.workers:
         offers = {one.name: one.market for one in view.spec.cost.offers}
         if any(offers.get(name) is Market.ON_DEMAND for name in choice.workers):
             needed = max(needed, min(view.spec.max_workers, sum(choice.workers.values())))
-    return slots >= needed
+    return _chosen_warm_slots(view, state) >= needed
+
+
+def _chosen_warm_slots(view: View, state: LeaderState) -> int:
+    return sum(one.member.slots for one in chosen_members(view, state) if one.is_warm)
 
 
 def resize_group(
@@ -459,27 +466,59 @@ def resize_group(
 ) -> RoundClosed | Wait | None:
     """Decide when the round of an elastic group ends so that the next one has more workers.
 
-    The end comes directly after a commit, so that no step is lost, and not before
+    The end comes directly after a commit, so that no step is lost, or before one if
+    `idle_machines.reason_to_repeat` has a reason, and not before
     `elastic_resize_monitor_interval_s` since the round was opened; before that a `Wait`. Returns
     None if the group cannot grow. `now` is the leader's `Clock.now()` in seconds. Called by the
     scheduler.
     """
-    spec = view.spec
-    if not spec.is_elastic or training.round.world_size >= spec.max_workers:
+    workers, slots = training.round.world_size, _slots_to_grow(view, state, training.round)
+    if slots <= workers:
         return None
-    warm = (one.member.slots for one in round_members(view, state) if one.is_warm)
-    slots = min(spec.max_workers, sum(warm))
-    if slots <= training.round.world_size:
-        return None
-    due_at = training.since + spec.resize_interval_s
+    due_at = training.since + view.spec.resize_interval_s
     if now < due_at:
         reason = f"slots for {slots} workers; waiting for elastic_resize_monitor_interval_s"
         return Wait(due_at, reason)
+    reason = f"growing from {workers} to {slots} workers"
     if not _is_commit_fresh(view, training, now):
-        reason = f"slots for {slots} workers; growing after the next commit"
-        return Wait(now + max(spec.resize_interval_s, _COMMIT_POLL_S), reason)
-    reason = f"growing from {training.round.world_size} to {slots} workers"
+        repeated = _reason_to_repeat(view, state, training, now, slots=slots)
+        if not repeated:
+            reason = f"slots for {slots} workers; growing after the next commit"
+            return Wait(now + max(view.spec.resize_interval_s, _COMMIT_POLL_S), reason)
+        reason = f"{reason}; {repeated}"
     return RoundClosed(round_number=training.round.number, cause=FailureCause.RESIZE, reason=reason)
+
+
+def is_growth_due(view: View, state: LeaderState, now: float) -> bool:
+    """Whether the open round of an elastic group only waits for a commit to grow.
+
+    The leader then asks the workers to save: `resize_group` ends the round after that. `now` is the
+    leader's `Clock.now()` in seconds.
+    """
+    match state.phase:
+        case Training(round=round_, since=since):
+            is_due = now >= since + view.spec.resize_interval_s
+            return is_due and _slots_to_grow(view, state, round_) > round_.world_size
+        case _:
+            return False
+
+
+def _slots_to_grow(view: View, state: LeaderState, round_: Round) -> int:
+    """How many workers the next round could have at once; 0 in a group that may not grow."""
+    if not view.spec.is_elastic or round_.world_size >= view.spec.max_workers:
+        return 0
+    warm = (one.member.slots for one in round_members(view, state) if one.is_warm)
+    return min(view.spec.max_workers, sum(warm))
+
+
+def _reason_to_repeat(
+    view: View, state: LeaderState, training: Training, now: float, *, slots: int
+) -> str:
+    # Before the deadline of a notice the workers save for the last time.
+    if any(one.agent in view.notices for one in training.round.assignments):
+        return ""
+    is_expected = is_start_expected(view, state)
+    return reason_to_repeat(view, training, now, slots=slots, is_start_expected=is_expected)
 
 
 def _snapshot_taken_at(training: Training) -> float | None:

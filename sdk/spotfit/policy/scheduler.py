@@ -721,7 +721,9 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     fill_timeout_at = state.phase.since + view.spec.timing.round_fill_timeout_s
     # After a refusal, the pending machines are not expected soon.
     is_refused = view.last_refusal is not None and now < next_request_at(view, state)
-    may_grow = slots < view.spec.max_workers and _is_start_expected(view, state) and not is_refused
+    may_grow = (
+        slots < view.spec.max_workers and capacity.is_start_expected(view, state) and not is_refused
+    )
     if may_grow and now < fill_timeout_at:
         reason = f"slots for {slots} of {view.spec.max_workers} workers; more machines are booting"
         return Wait(fill_timeout_at, reason)
@@ -732,22 +734,6 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     if not is_full and (rejoin := _wait_for_chosen_machines(view, state, now)) is not None:
         return rejoin
     return _form_round(view, members)
-
-
-def _is_start_expected(view: View, state: LeaderState) -> bool:
-    """Whether requested machines have not joined, other than those that the backend delays."""
-    connected = {(one.member.token, one.member.node) for one in state.members.values()}
-    waiting = {
-        token
-        for token, request in view.market.requests.items()
-        if request.offer and request.waiting_since_s is not None
-    }
-    return any(
-        (token, node) not in connected
-        for token, group in view.groups.items()
-        if group.role == "train" and token not in waiting and not view.stands_by(token)
-        for node in group.active_nodes
-    )
 
 
 def _wait_for_chosen_machines(view: View, state: LeaderState, now: float) -> Wait | None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotfit.model.events import FailureCause, LeaderElected, RoundClosed, RoundOpened
+from spotfit.model.events import (
+    FailureCause,
+    LeaderElected,
+    PreemptionNoticed,
+    RoundClosed,
+    RoundOpened,
+)
 from spotfit.model.leader_state import LeaderState, NoRound, RoundCommit, Training
 from spotfit.model.topology import Round
 from spotfit.policy.actions import AppendEvent, Wait
-from spotfit.policy.preemption import is_move_ready, replace_working_nodes, resize_group
+from spotfit.policy.preemption import (
+    is_growth_due,
+    is_move_ready,
+    replace_working_nodes,
+    resize_group,
+)
 from spotfit.policy.scheduler import next_action, next_round
-from spotfit.testing.builders import a_committed_checkpoint, an_agent_id
+from spotfit.testing.builders import a_committed_checkpoint, a_notice, an_agent_id
 from tests.unit.policy.offered_run import ON_DEMAND, SPOT, T0_MS, OfferedRun
 
 NOW = 100.0
@@ -77,6 +88,52 @@ def test_without_a_deadline_a_group_does_not_grow_by_on_demand_machines_that_are
 ):
     run = join(a_run(None, spot=4), "t-2", first=2, nodes=1)
     assert resize_group(run.view, run.state(210), training(run), NOW) is None
+
+
+def uncommitted(run: OfferedRun) -> Training:
+    """The round, which has not committed for 90 s; its function was called 10 s after its start."""
+    assert run.round is not None
+    return Training(round=run.round, since=0.0)
+
+
+def test_a_group_grows_without_a_commit_if_repeating_its_work_costs_less() -> None:
+    run = join(a_run(spot=2, on_demand=2), "t-2", first=2, nodes=2)
+    grown = resize_group(run.view, run.state(210), uncommitted(run), NOW)
+    assert isinstance(grown, RoundClosed)
+    assert grown.reason == (
+        "growing from 2 to 4 workers; "
+        "repeating 90 s of 2 workers, as 2 more workers would wait for 8.5 min"
+    )
+    assert isinstance(resize_group(run.view, run.state(210), uncommitted(run), NOW + 200), Wait)
+
+
+def test_a_round_with_a_preemption_notice_waits_for_its_last_save() -> None:
+    run = join(a_run(spot=2, on_demand=2), "t-2", first=2, nodes=2)
+    run.add(205, PreemptionNoticed(agent=an_agent_id(1), notice=a_notice()))
+    join(run, "t-3", first=4, nodes=2)
+    assert isinstance(resize_group(run.view, run.state(210), uncommitted(run), NOW), Wait)
+
+
+def test_a_move_to_more_machines_does_not_wait_for_a_commit_that_is_far_away() -> None:
+    run = join(a_run(on_demand=4), "t-2", first=2, nodes=4)
+    closed = replace_working_nodes(run.view, run.state(210), uncommitted(run), NOW)
+    assert isinstance(closed, RoundClosed)
+    assert "repeating 90 s of 2 workers" in closed.reason
+    same = join(a_run(spot=0, on_demand=2), "t-2", first=2, nodes=2)
+    assert isinstance(
+        replace_working_nodes(same.view, same.state(210), uncommitted(same), NOW), Wait
+    )
+
+
+def test_workers_are_asked_to_save_once_a_group_may_grow() -> None:
+    run = join(a_run(spot=2, on_demand=2), "t-2", first=2, nodes=2)
+    state = run.state(210, phase=uncommitted(run))
+    due_at = run.view.spec.resize_interval_s
+    assert is_growth_due(run.view, state, due_at)
+    assert not is_growth_due(run.view, state, due_at - 0.1)
+    alone = a_run(spot=2, on_demand=2)
+    assert not is_growth_due(alone.view, alone.state(210, phase=uncommitted(alone)), due_at)
+    assert not is_growth_due(run.view, run.state(210, phase=NoRound(since=0.0)), due_at)
 
 
 def between_rounds(run: OfferedRun) -> OfferedRun:
