@@ -284,15 +284,18 @@ def _register_run(
     request: FitRequest, preflight: PreflightResult, ledger: Ledger, key: RunKey
 ) -> RunSpec:
     offer_query = OfferQuery(preflight.provisioner, largest_group(request))
-    code_bundle = upload_code_bundle(
-        request.fn,
-        request.config,
-        runtime_env=preflight.runtime_env,
-        key=key,
-        store=preflight.store,
-        objects=_bundle_objects(request, ledger),
-        has_accelerator=any(name in request.scaling.worker_resources for name in ("GPU", "TPU")),
-    )
+    with _store_tables(request, preflight.store):
+        code_bundle = upload_code_bundle(
+            request.fn,
+            request.config,
+            runtime_env=preflight.runtime_env,
+            key=key,
+            store=preflight.store,
+            objects=_bundle_objects(request, ledger),
+            has_accelerator=any(
+                name in request.scaling.worker_resources for name in ("GPU", "TPU")
+            ),
+        )
     spec = request.build_spec(
         run_id=ledger.run_id,
         name=preflight.name,
@@ -316,6 +319,15 @@ def _register_run(
         text=f"{format_event(FitStarted(spec=spec))}; follow it with `spotfit follow {url}`",
     )
     return spec
+
+
+def _store_tables(request: FitRequest, store: Store) -> AbstractContextManager[None]:
+    """Let tables of datasets be uploaded as objects of their own, not in the code bundle."""
+    if not request.datasets:
+        return nullcontext()
+    from spotfit.data.sources.stored_table import tables_stored_in
+
+    return tables_stored_in(store)
 
 
 def _warn_if_finished(view: JournalView) -> None:

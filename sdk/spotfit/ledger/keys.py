@@ -13,6 +13,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/crashes/<token>-<node>.json             single-writer  the agent of that machine
     .spotfit/fn/<sha256>.pkl                         immutable      the client
     .spotfit/code/<sha256>.tar.gz                    immutable      the client
+    .spotfit/data/<sha256>.arrow                     immutable      the client
     .spotfit/manifests/<name>/<round>-<rank>.json    immutable      that rank
     .spotfit/manifests/<name>/<round>.<kind>         immutable      the leader: 'made' or 'chosen'
     .spotfit/refs/<folder>/<name>/<round>-<rank>     immutable      that rank, see `checkpoint_ref`

@@ -339,7 +339,15 @@ def _sorted_objects(files: Iterable[ObjectInfo], root: str, after: str) -> Itera
 
 
 # Attributes of files of fsspec that change with the content, the most precise first.
-_VERSION_ATTRIBUTES = "ETag etag blob_id mtime LastModified last_modified created".split()
+_VERSION_ATTRIBUTES = [
+    "ETag",
+    "etag",
+    "blob_id",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+]
 
 
 def _version(found: Mapping[str, Any], like: str = "") -> str:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,8 @@ _UNIT_BYTES = 4 * 2**20
 """Size of a unit of rows in memory; a window of an order consists of several units."""
 
 
-def _even_units(row_count: int, total_bytes: int) -> SourceUnits:
-    """Return units of about `_UNIT_BYTES`, whose position is their first row."""
+def even_units(row_count: int, total_bytes: int) -> SourceUnits:
+    """Return units of a few MiB, whose position is their first row."""
     unit_count = max(1, min(row_count, -(-total_bytes // _UNIT_BYTES)))
     bounds = np.linspace(0, row_count, unit_count + 1).astype(np.int64)
     rows = np.diff(bounds)
@@ -36,6 +37,11 @@ class TableSource:
 
     table: pa.Table
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        from spotfit.data.sources.stored_table import reduce_table
+
+        return reduce_table(self)
+
     @cached_property
     def identity(self) -> str:
         """Hash of the table's content."""
@@ -46,7 +52,7 @@ class TableSource:
 
     def list_units(self) -> SourceUnits:
         """Return units of a few MiB."""
-        return _even_units(self.table.num_rows, self.table.nbytes)
+        return even_units(self.table.num_rows, self.table.nbytes)
 
     def schema(self, _units: SourceUnits) -> pa.Schema:
         """Return the table's schema."""
@@ -73,7 +79,7 @@ class RangeSource:
 
     def list_units(self) -> SourceUnits:
         """Return units of a few MiB."""
-        return _even_units(self.count, 8 * self.count)
+        return even_units(self.count, 8 * self.count)
 
     def schema(self, _units: SourceUnits) -> pa.Schema:
         """Return the schema of one integer column."""
