@@ -284,6 +284,7 @@ def _register_run(
     request: FitRequest, preflight: PreflightResult, ledger: Ledger, key: RunKey
 ) -> RunSpec:
     offer_query = OfferQuery(preflight.provisioner, largest_group(request))
+    has_accelerator = any(name in request.scaling.worker_resources for name in ("GPU", "TPU"))
     with _store_tables(request, preflight.store):
         code_bundle = upload_code_bundle(
             request.fn,
@@ -292,9 +293,7 @@ def _register_run(
             key=key,
             store=preflight.store,
             objects=_bundle_objects(request, ledger),
-            has_accelerator=any(
-                name in request.scaling.worker_resources for name in ("GPU", "TPU")
-            ),
+            has_accelerator=has_accelerator,
         )
     spec = request.build_spec(
         run_id=ledger.run_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,10 +46,8 @@ def reduce_table(source: TableSource) -> tuple[Any, ...]:
     body = _encode(source.table)
     sha256 = hashlib.sha256(body).hexdigest()
     key = f".spotfit/data/{sha256}.arrow"
-    try:
+    with suppress(AlreadyExistsError):  # the key is the hash of the content
         store.create(key, body)
-    except AlreadyExistsError:
-        pass  # the key is the hash of the content
     schema = source.table.schema.serialize().to_pybytes()
     size = source.table.num_rows, source.table.nbytes
     return StoredTableSource, (store.url, key, sha256, source.identity, schema, *size)
