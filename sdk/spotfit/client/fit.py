@@ -42,7 +42,6 @@ from spotfit.client.request import (
 )
 from spotfit.client.result import Result
 from spotfit.client.run_handle import RunHandle, attach_headless_leader, create_driver_ledger
-from spotfit.client.trainer_datasets import check_datasets
 from spotfit.code.code_bundle import (
     DATASETS,
     TRAIN_FUNC_CONTEXT,
@@ -539,11 +538,8 @@ def _save_at_end(session: LocalSession) -> None:
 
 def _create_session(request: FitRequest, peers: Peers | None) -> LocalSession:
     name = request.run.name or ""
+    # Default names contain the time, so they differ between processes.
     if peers is not None:
-        # Each process would train on the complete object.
-        if peers.ranks.world_size > 1:
-            check_datasets(request.datasets, num_workers=peers.ranks.world_size)
-        # Default names contain the time, so they differ between processes.
         name = peers.broadcast(name)
     return LocalSession(
         name, peers, datasets=request.datasets, dataset_config=request.dataset_config

@@ -149,9 +149,13 @@ def test_ranks_name_and_collectives_come_from_the_group() -> None:
     )
 
 
-def test_datasets_are_refused_with_several_processes() -> None:
-    with pytest.raises(ConfigError, match="2 processes"):
-        fit_locally(a_request(experiment, datasets={"train": []}), lambda: nullcontext(FakePeers()))
+@pytest.mark.parametrize("dataset", [[1, 2], lambda: [1, 2]])
+def test_objects_that_cannot_be_split_are_refused_with_several_processes(dataset: Any) -> None:
+    def read() -> Any:
+        return spotfit.get_dataset_shard("train")
+
+    with pytest.raises(ConfigError, match="'train' is a list"):
+        fit_locally(a_request(read, datasets={"train": dataset}), lambda: nullcontext(FakePeers()))
 
 
 def test_the_context_of_the_backend_surrounds_the_function() -> None:

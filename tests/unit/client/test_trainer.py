@@ -52,7 +52,7 @@ def test_all_configs_have_defaults() -> None:
     [
         ({"scaling_config": {"num_workers": 2}}, "must be a spotfit.ScalingConfig, not dict"),
         ({"run_config": "digits"}, "must be a spotfit.RunConfig, not str"),
-        ({"datasets": {"train": [1]}}, "Distributed datasets .datasets=. are not supported yet"),
+        ({"datasets": {"train": [1]}}, "The dataset 'train' is a list"),
         ({"datasets": [1]}, "datasets= must be a dictionary by name, not list"),
         ({"train_loop_config": [1]}, "train_loop_config= must be a dictionary, not list"),
         ({"train_loop_config": Namespace(lr=1)}, r"vars\(args\)"),
