@@ -15,11 +15,13 @@ iteration:
 | resumed | a batch counts as taken, or the pass is exhausted | as in "started" |
 
 A batch counts as taken when the next one is asked for, and at a report: prefetched batches are not
-trained on yet.
+trained on yet. A `Checkpointer(loader=shard)` counts them by its steps instead, because a training
+framework may ask for the next batch before it trains on one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,8 +77,10 @@ class ShardPosition:
         self._has_started = False
         self._min_step_rows = 1
         """A remainder of fewer rows is left out at the end of an epoch."""
-        self._yielded = 0
-        """Rows taken once the latest batch that the current pass has yielded counts."""
+        self.counts_steps = False
+        """Whether batches count by `count_step` only."""
+        self._yielded: deque[int] = deque()
+        """For each batch of the current pass that does not count yet: the rows taken with it."""
         self._pass = object()
         """Identity of the current pass: an earlier one that is still iterated does not count."""
 
@@ -96,15 +100,21 @@ class ShardPosition:
         self._resume_first_pass()
         if self._has_started:
             self._finish_epoch()
-        self._yielded, self._pass = self.consumed, object()
+        self._yielded.clear()
+        self._pass = object()
         # Each rank gets the same number of rows of the last step, and at least one.
         self._min_step_rows = step_rows if drop_last else self.group.world_size
         return PassPosition(self, self._pass, self._choose_order(step_rows))
 
     def count(self) -> None:
-        """Count the latest batch of the current pass as taken; called at a report."""
-        if self._yielded != self.consumed:
-            self.consumed, self._has_started = self._yielded, True
+        """Count the batches that the current pass has yielded as taken; called at a report."""
+        while self._yielded and not self.counts_steps:
+            self.count_step()
+
+    def count_step(self) -> None:
+        """Count the oldest batch that does not count yet; called after a step of the training."""
+        if self._yielded:
+            self.consumed, self._has_started = self._yielded.popleft(), True
 
     def end_epoch(self) -> None:
         """End the epoch if a batch of it was taken, also if its pass is not exhausted."""
@@ -134,7 +144,7 @@ class ShardPosition:
         self._restore = None
         self._has_started, self._pass, self._order = False, object(), None
         self.epoch, self.consumed = state.get("epoch", 0), state.get("consumed", 0)
-        self._yielded = self.consumed
+        self._yielded.clear()
         if not self.consumed:
             return
         if state["manifest"] != self.dataset.manifest.digest[:MANIFEST_DIGITS]:
@@ -161,19 +171,23 @@ class ShardPosition:
         # The batch before was trained on, because the loop asks for the next one.
         if of_pass is self._pass:
             self.count()
-            self._yielded = consumed
+            self._yielded.append(consumed)
 
     def _end_pass(self, of_pass: object, *, is_exhausted: bool) -> None:
         if of_pass is not self._pass:
             return
         if is_exhausted:
             self.count()
-            self._finish_epoch()
-        elif self._has_started:
+            ends_epoch = not self._yielded
+        else:
+            ends_epoch = self._has_started and not self.counts_steps
+        # Batches that were read ahead are still trained on: the next pass ends the epoch then.
+        if ends_epoch:
             self._finish_epoch()
 
     def _finish_epoch(self) -> None:
-        self.epoch, self.consumed, self._yielded = self.epoch + 1, 0, 0
+        self.epoch, self.consumed = self.epoch + 1, 0
+        self._yielded.clear()
         self._has_started, self._pass = False, object()
 
     def _changed_error(self, state: Mapping[str, Any]) -> ConfigError:

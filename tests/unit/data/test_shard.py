@@ -135,6 +135,28 @@ def test_a_resume_is_logged_with_its_position(capsys: pytest.CaptureFixture[str]
     assert "consumed_rows=30" in output
 
 
+def test_steps_count_the_oldest_batch_of_a_loop_that_reads_ahead() -> None:
+    position = make_position()
+    position.counts_steps = True
+    this_pass = position.begin_pass(STEP)
+    this_pass.record_yielded(STEP)
+    this_pass.record_yielded(2 * STEP)
+    position.count_step()
+    position.count()  # a report
+    assert position.consumed == STEP
+
+
+def test_a_pass_that_was_read_ahead_ends_its_epoch_when_the_next_one_begins() -> None:
+    position = make_position()
+    position.counts_steps = True
+    this_pass = position.begin_pass(STEP)
+    this_pass.record_yielded(ROWS)
+    this_pass.end(is_exhausted=True)
+    position.count_step()
+    assert (position.epoch, position.consumed) == (0, ROWS)
+    assert position.begin_pass(STEP).epoch == 1
+
+
 def test_the_end_of_an_epoch_depends_on_the_incomplete_last_step() -> None:
     position = make_position(spotfit.data.range(ROWS + 5))
     this_pass = position.begin_pass(STEP)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_dataset_shard(loader: Any) -> TypeGuard[DataIterator]:
-    """Return whether `loader` is what `spotfit.get_dataset_shard` returns."""
+    """Return whether `loader` is what `spotfit.get_dataset_shard` or its `iter_*` return."""
     # Such an object has imported the module.
     module = sys.modules.get("spotfit.data.data_iterator")
     return module is not None and isinstance(loader, module.DataIterator)
@@ -30,6 +30,7 @@ class ShardDataPosition:
 
     def __init__(self, position: ShardPosition) -> None:
         self._position = position
+        position.counts_steps = True
         self.monitor = TrainingLoopMonitor()
 
     @property
@@ -57,7 +58,7 @@ class ShardDataPosition:
     def advance(self) -> bool:
         """Count the batch that was trained on; return whether it was the epoch's last one."""
         was_at_end = self._position.is_at_end
-        self._position.count()
+        self._position.count_step()
         return self._position.is_at_end and not was_at_end
 
     def end_epoch(self) -> None:

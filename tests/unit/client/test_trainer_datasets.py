@@ -1,0 +1,59 @@
+"""The `datasets=` of a trainer, before machines are rented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import spotfit.data
+from spotfit.client.trainer_datasets import check_datasets, datasets_identity, open_datasets
+from spotfit.core.errors import ConfigError, ConfigErrors
+
+
+def test_datasets_and_functions_are_accepted() -> None:
+    check_datasets({"train": spotfit.data.range(3), "valid": lambda: None}, num_workers=2)
+
+
+def test_any_object_is_accepted_without_workers() -> None:
+    check_datasets({"train": [1, 2]}, num_workers=0)
+
+
+def test_another_object_is_refused_with_the_function_that_converts_it() -> None:
+    with pytest.raises(ConfigError, match=r"spotfit\.data\.from_pandas"):
+        check_datasets({"train": pd.DataFrame({"x": [1]})}, num_workers=2)
+
+
+def test_all_wrong_datasets_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors, match=r"(?s)'train' is a list.*'valid' is a int"):
+        check_datasets({"train": [1], "valid": 3}, num_workers=2)
+
+
+def test_a_function_is_called_for_its_dataset() -> None:
+    opened = open_datasets({"train": lambda: spotfit.data.range(3)})
+    assert opened["train"].manifest.row_count == 3
+
+
+def test_a_function_must_return_a_dataset() -> None:
+    with pytest.raises(ConfigError, match="'train' is a list"):
+        open_datasets({"train": lambda: [1, 2]})
+
+
+def test_an_empty_dataset_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    open_datasets({"valid": spotfit.data.range(0)})
+    assert "data.empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: {"train": spotfit.data.range(4)},
+        lambda: {"valid": spotfit.data.range(3)},
+        lambda: {"train": spotfit.data.range(3).map_manifest(lambda rows: rows.slice(1))},
+    ],
+)
+def test_the_identity_depends_on_name_and_rows(changed: Any) -> None:
+    before = datasets_identity({"train": spotfit.data.range(3)})
+    assert before == datasets_identity({"train": spotfit.data.range(3)})
+    assert before != datasets_identity(changed())
