@@ -1,8 +1,9 @@
-"""Datasets of trainers that own the training loop: tables, or functions that load them."""
+"""Datasets of trainers that own the training loop: tables, or what they are loaded from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
@@ -19,10 +20,11 @@ class Table(NamedTuple):
 
 
 def check_datasets(trainer: str, datasets: Any, label_column: Any) -> dict[str, Any]:
-    """Return the datasets by name; each is a DataFrame or a function that returns one.
+    """Return the datasets by name.
 
-    Called before machines are requested: functions are not called, and columns of a DataFrame are
-    checked. Raises `ConfigError` or `ConfigTypeError`; `trainer` is the class for messages.
+    Each is a DataFrame, a `spotfit.data.Dataset`, or a function that returns one of them. Called
+    before machines are requested: functions are not called, and columns of the others are checked.
+     Raises `ConfigError` or `ConfigTypeError`; `trainer` is the class for messages.
     """
     if not isinstance(datasets, Mapping) or TRAIN not in datasets:
         raise ConfigError(
@@ -36,13 +38,16 @@ def check_datasets(trainer: str, datasets: Any, label_column: Any) -> dict[str, 
             do="Write label_column='target'.",
         )
     for name, dataset in datasets.items():
-        if not is_table(dataset) and not callable(dataset):
+        if is_table(dataset):
+            _check_label(dataset.columns, name, label_column)
+        elif _is_dataset(dataset):
+            _check_label(dataset.schema().names, name, label_column)
+        elif not callable(dataset):
             raise ConfigTypeError(
                 f"{trainer}: the dataset {name!r} is a {type(dataset).__name__}.",
-                do="Pass a pandas DataFrame, or a function without arguments that returns one.",
+                do="Pass a pandas DataFrame, a spotfit.data.Dataset, or a function without "
+                "arguments that returns one.",
             )
-        if is_table(dataset):
-            _check_label(dataset, name, label_column)
     return dict(datasets)
 
 
@@ -51,14 +56,20 @@ def is_table(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "iloc")
 
 
+def _is_dataset(value: Any) -> bool:
+    # A dataset has imported its module.
+    module = sys.modules.get("spotfit.data.dataset")
+    return module is not None and isinstance(value, module.Dataset)
+
+
 def load_table(dataset: Any, name: str, label_column: str) -> Table:
     """Return features and labels of all rows of a dataset of `check_datasets`.
 
     Calls it if it is a function. Raises `ConfigError` if the result has no column `label_column`,
     and what the function raises.
     """
-    frame = dataset if is_table(dataset) else _call(dataset, name)
-    _check_label(frame, name, label_column)
+    frame = _load_frame(dataset, name)
+    _check_label(frame.columns, name, label_column)
     return Table(frame.drop(columns=[label_column]), frame[label_column])
 
 
@@ -74,18 +85,20 @@ def rows_of_rank(table: Table, name: str, *, rank: int, world_size: int) -> Tabl
     return Table(table.features.iloc[part], table.labels.iloc[part])
 
 
-def _call(load: Callable[[], Any], name: str) -> Any:
-    frame = load()
-    if not is_table(frame):
+def _load_frame(dataset: Any, name: str) -> Any:
+    loaded = dataset() if callable(dataset) else dataset
+    if is_table(loaded):
+        return loaded
+    if not _is_dataset(loaded):
         raise ConfigTypeError(
-            f"The function of the dataset {name!r} returned a {type(frame).__name__}.",
-            do="Return a pandas DataFrame.",
+            f"The function of the dataset {name!r} returned a {type(loaded).__name__}.",
+            do="Return a pandas DataFrame or a spotfit.data.Dataset.",
         )
-    return frame
+    return loaded.to_pandas()
 
 
-def _check_label(frame: Any, name: str, label_column: str) -> None:
-    columns = [str(column) for column in frame.columns]
+def _check_label(names: Iterable[Any], name: str, label_column: str) -> None:
+    columns = [str(column) for column in names]
     if label_column not in columns:
         raise ConfigError(
             f"The dataset {name!r} has no column {label_column!r}.",
