@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from spotfit.data.data_iterator import DataIterator
 from spotfit.data.manifest import Manifest
 from spotfit.data.source import Source, SourceUnits
+from spotfit.data.step_reader import LocalShuffle, SequentialReader
 from spotfit.data.transforms import Transform, bind_all
 
 
@@ -101,6 +103,19 @@ class Dataset:
         for unit, count in enumerate(self.manifest.unit_rows.tolist()):
             block = apply(self.manifest.read_part(unit, 0, count, self._columns_to_read(columns)))
             yield block if columns is None else block.select(list(columns))
+
+    def schema(self) -> pa.Schema:
+        """Return names and types of the columns after the transforms."""
+        return self.as_source().schema(self.as_source().list_units())
+
+    def iterator(self) -> DataIterator:
+        """Return an iterator over all rows, in unshuffled order, read in this process."""
+
+        def open_reader(shuffle: LocalShuffle | None) -> SequentialReader:
+            runs_user_code = any(transform.runs_user_code for transform in self._transforms)
+            return SequentialReader(self.blocks, runs_user_code=runs_user_code, shuffle=shuffle)
+
+        return DataIterator(open_reader, self)
 
     def _columns_to_read(self, columns: Sequence[str] | None) -> Sequence[str] | None:
         # A transform may use any column.
