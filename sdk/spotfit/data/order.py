@@ -179,8 +179,8 @@ class EpochOrder:
         lanes = np.asarray(places, dtype=np.int64) % self.settings.lanes
         line = np.asarray(places, dtype=np.int64) // self.settings.lanes
         for lane in np.unique(lanes).tolist():
-            mine = np.flatnonzero(lanes == lane)
-            line[mine] = self._lane_begin(lane) + self._permuted_rows(lane, line[mine])
+            indices = np.flatnonzero(lanes == lane)
+            line[indices] = self._lane_begin(lane) + self._permuted_rows(lane, line[indices])
         pieces = self._bounds.searchsorted(line, side="right") - 1
         return int_array(self._units[pieces]), int_array(line - self._bounds[pieces])
 

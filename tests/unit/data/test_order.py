@@ -1,4 +1,4 @@
-"""The order of an epoch, against a plain model of it and in random lives of runs."""
+"""The order of an epoch, against a plain model of it and in runs with random restarts."""
 
 from __future__ import annotations
 
@@ -160,18 +160,18 @@ def test_every_row_is_in_the_order_once(plan: Plan) -> None:
     assert sorted(model_of_order(plan)) == plan.rows
 
 
-class Life(NamedTuple):
+class Round(NamedTuple):
     """A run from its start or restart to its loss."""
 
     world_size: int
     steps: int
     restart: float
-    """Where the next life begins, as a fraction of the steps of this one: 1 loses no step."""
+    """Where the next round begins, as a fraction of the steps of this one: 1 loses no step."""
 
 
-lives = st.lists(
+rounds = st.lists(
     st.builds(
-        Life,
+        Round,
         world_size=st.integers(1, 8),
         steps=st.integers(1, 12),
         restart=st.sampled_from([1.0, 1.0, 0.0, 0.5]),
@@ -181,49 +181,49 @@ lives = st.lists(
 )
 
 
-@given(plans, lives, st.integers(1, 40))
+@given(plans, rounds, st.integers(1, 40))
 def test_global_batches_do_not_depend_on_the_numbers_of_ranks(
-    plan: Plan, lives: list[Life], step_rows: int
+    plan: Plan, rounds: list[Round], step_rows: int
 ) -> None:
     """Fixed global batch: the same content and order as with one rank; every row once."""
     order, model = plan.order, model_of_order(plan)
     position, trained = 0, list[Row]()
-    # The last life has no end but that of the epoch.
-    for life in [*lives, Life(lives[-1].world_size, len(model), 1.0)]:
+    # The last round has no end but that of the epoch.
+    for round_ in [*rounds, Round(rounds[-1].world_size, len(model), 1.0)]:
         begin = position
-        for _ in range(life.steps):
+        for _ in range(round_.steps):
             count = min(step_rows, len(model) - position)
-            batch = flat(global_batch(order, position, count, life.world_size))
+            batch = flat(global_batch(order, position, count, round_.world_size))
             expected = model[position : position + count]
             assert batch == arranged_by_lane(expected, position, plan.settings.lanes)
             trained[position:] = batch
             position += count
-        restart = begin + int((position - begin) // step_rows * life.restart) * step_rows
-        position = position if life.restart == 1.0 else restart
+        restart = begin + int((position - begin) // step_rows * round_.restart) * step_rows
+        position = position if round_.restart == 1.0 else restart
 
     assert sorted(trained) == plan.rows
 
 
-@given(plans, lives, st.integers(1, 8))
+@given(plans, rounds, st.integers(1, 8))
 def test_fixed_batches_per_rank_leave_out_fewer_rows_than_ranks(
-    plan: Plan, lives: list[Life], rank_batch: int
+    plan: Plan, rounds: list[Round], rank_batch: int
 ) -> None:
     """The global batch changes with the number of ranks; shares stay equal in every step."""
     order = plan.order
     row_count = len(plan.rows)
     position, trained = 0, list[Row]()
     last_world_size = 1
-    for life in [*lives, Life(lives[-1].world_size, row_count, 1.0)]:
-        world_size, ends = life.world_size, [position]
+    for round_ in [*rounds, Round(rounds[-1].world_size, row_count, 1.0)]:
+        world_size, ends = round_.world_size, [position]
         last_world_size = world_size if position < row_count else last_world_size
-        for _ in range(life.steps):
+        for _ in range(round_.steps):
             count = min(rank_batch * world_size, row_count - position)
             batch = global_batch(order, position, count, world_size, tail="equal")
             assert len({len(rows) for rows in batch}) == 1
             trained[position:] = flat(batch)
             position += count
             ends.append(position)
-        position = ends[int((len(ends) - 1) * life.restart)]
+        position = ends[int((len(ends) - 1) * round_.restart)]
 
     assert max(Counter(trained).values(), default=1) == 1
     assert row_count - len(trained) < last_world_size
@@ -364,8 +364,8 @@ def test_shares_are_contiguous_and_differ_by_at_most_one(count: int, world_size:
 @given(st.integers(0, 100), st.integers(1, 12), st.sampled_from(TAILS))
 def test_tails_have_the_rows_that_they_state(count: int, world_size: int, tail: Tail) -> None:
     shares = [range(*tail_share(count, world_size, rank, tail)) for rank in range(world_size)]
-    rows = Counter(row for mine in shares for row in mine)
-    lengths = {len(mine) for mine in shares}
+    rows = Counter(row for indices in shares for row in indices)
+    lengths = {len(indices) for indices in shares}
 
     assert set(rows) <= set(range(count))
     if tail == "equal":
