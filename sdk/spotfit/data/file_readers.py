@@ -1,79 +1,61 @@
 """`read_*`: datasets of files, with the names and arguments of `ray.data`.
 
-Arguments of Ray's scheduling, such as `parallelism`, `concurrency` and `num_cpus`, are accepted and
-not needed. Nothing is read until rows, their number or their columns are asked for.
+Nothing is read until rows, their number or their columns are asked for. Every reader also has the
+arguments of `FileOptions`. Paths are files, folders or a list of them: local, `s3://`, `gs://`,
+`az://`, or in a `filesystem`; `s3://anonymous@bucket/…` is a public bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import pyarrow as pa
 
 from spotfit.data.dataset import Dataset
-from spotfit.data.partitioning import Partitioning
-from spotfit.data.reader_options import (
-    FileArguments,
-    FileShuffleConfig,
-    Paths,
-    read_files,
-    take_options,
-)
+from spotfit.data.reader_options import FileOptions, Paths, read_files, refuse
 from spotfit.data.sources.parquet import ParquetFormat
 
-PathFilter = Callable[[list[str]], Sequence[str]]
-Shuffle = Literal["files"] | FileShuffleConfig | None
+_PARQUET_REMEDIES = {
+    "filter": "Call filter(expr=…) on the dataset.",
+    "include_row_hash": "Add a column with map_batches().",
+    "skip_paths": "Select the files with partition_filter.",
+    "catalog": "Pass the paths of the files.",
+}
 
-_FILTER_REMEDY = "Call filter(expr=…) on the dataset: the rows that stay are then counted once."
+
+class ParquetOptions(FileOptions, total=False):
+    """Further arguments of Ray, which are refused."""
+
+    filter: Any
+    include_row_hash: bool
+    skip_paths: Any
+    catalog: Any
 
 
-def read_parquet(  # noqa: PLR0913 - the arguments of Ray
+def read_parquet(
     paths: Paths,
     *,
-    filesystem: Any = None,
     columns: Sequence[str] | None = None,
     tensor_column_schema: Mapping[str, tuple[Any, tuple[int, ...]]] | None = None,
-    partition_filter: PathFilter | None = None,
-    partitioning: Partitioning | str | None = "hive",
-    include_paths: bool = False,
-    ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
-    file_extensions: Sequence[str] | None = None,
     schema: pa.Schema | None = None,
-    **options: Any,
+    **options: Unpack[ParquetOptions],
 ) -> Dataset:
     """Return the dataset of Parquet files; a unit is a row group.
 
-    `columns` are read, None for all. `tensor_column_schema` gives element type and shape of binary
-    columns whose bytes are tensors. Columns of hive folders such as `year=2024` are strings, unless
-    `partitioning` has types. `schema` replaces the types of the files, and adds columns that they
-    lack. Tensors that Ray Data has written are read as such. Raises `ConfigError`.
+    Only `columns` are read; None: all. `tensor_column_schema` has element type and shape of binary
+    columns whose bytes are tensors. `schema` replaces the types of the files, and adds columns that
+    some of them lack. `partitioning` is "hive" if it is not given. Tensors that Ray Data has
+    written are read as such. Raises `ConfigError`, also for missing files and columns when the
+    dataset is listed.
     """
-    take_options(
-        "read_parquet",
-        options,
-        refused={
-            "filter": _FILTER_REMEDY,
-            "include_row_hash": "Add a column with map_batches().",
-            "skip_paths": "Select the files with partition_filter.",
-            "catalog": "Pass the paths of the table's files.",
-        },
-    )
-    arguments = FileArguments(
-        paths,
-        filesystem=filesystem,
-        partition_filter=partition_filter,
-        partitioning=partitioning,
-        include_paths=include_paths,
-        ignore_missing_paths=ignore_missing_paths,
-        shuffle=shuffle,
-        file_extensions=file_extensions,
-    )
+    others = refuse("read_parquet", options, _PARQUET_REMEDIES)
     return read_files(
-        arguments,
+        "read_parquet",
+        paths,
         ParquetFormat(dict(tensor_column_schema or {})),
+        {"partitioning": "hive", **others},
+        extensions=("parquet", "parq", "pq"),
         columns=columns,
-        stated_schema=schema,
-        format_extensions=("parquet", "parq", "pq"),
+        schema=schema,
     )

@@ -133,9 +133,7 @@ def _to_tensors(array: pa.Array, kind: pa.FixedShapeTensorType) -> pa.Array:
         values = array.cast(pa.list_(kind.value_type, size)).values
     else:
         values = array.flatten()
-    storage = pa.Array.from_buffers(
-        storage_type, len(array), [_validity(array)], children=[values]
-    )
+    storage = pa.Array.from_buffers(storage_type, len(array), [_validity(array)], children=[values])
     return pa.ExtensionArray.from_storage(kind, storage)
 
 

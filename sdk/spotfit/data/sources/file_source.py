@@ -90,6 +90,8 @@ class FileSource:
     format: FileFormat
     columns: tuple[str, ...] | None = None
     """None: all."""
+    stated_schema: pa.Schema | None = None
+    """None: that of the files."""
     partitioning: Partitioning | None = None
     include_paths: bool = False
 
@@ -97,7 +99,8 @@ class FileSource:
     def identity(self) -> str:
         """The format and what columns are read."""
         partitions = self.partitioning.identity if self.partitioning else ""
-        return f"files {self.format.identity} {self.columns} {partitions} {self.include_paths}"
+        columns = f"{self.columns} {self.stated_schema}"
+        return f"files {self.format.identity} {columns} {partitions} {self.include_paths}"
 
     def list_units(self) -> SourceUnits:
         """List the files and inspect each of them. Raises `ConfigError`, see `FileSet`."""
@@ -111,7 +114,7 @@ class FileSource:
             unit_positions=int_array([unit.position for unit in units]),
             unit_rows=int_array([unit.rows for unit in units]),
             unit_bytes=int_array([unit.size_bytes for unit in units]),
-            schema=self._select_columns(_unify(files, contents)),
+            schema=self._select_columns(self.stated_schema or _unify(files, contents)),
         )
 
     def schema(self, units: SourceUnits) -> pa.Schema:
