@@ -28,10 +28,8 @@ def encode_tensors(table: pa.Table) -> pa.Table:
     """Return the table with tensors of one shape as bytes, for files; see `decode_tensors`."""
     for index, field in enumerate(table.schema):
         kind = field.type
-        if not isinstance(kind, pa.FixedShapeTensorType) or kind.permutation is not None:
+        if not isinstance(kind, pa.FixedShapeTensorType) or not _can_be_bytes(kind):
             continue
-        if kind.value_type.bit_width % 8:
-            continue  # booleans are bits
         chunks = [_to_bytes(chunk) for chunk in table.column(index).chunks]
         metadata = {
             **(field.metadata or {}),
@@ -94,6 +92,11 @@ def tensors_from_bytes(column: pa.ChunkedArray, dtype: Any, shape: tuple[int, ..
     size = np.dtype(dtype).itemsize * math.prod(shape)
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(np.dtype(dtype)), list(shape))
     return _to_tensors(array.cast(pa.binary(size)), kind)
+
+
+def _can_be_bytes(kind: pa.FixedShapeTensorType) -> bool:
+    is_in_c_order = kind.permutation is None or [*kind.permutation] == sorted(kind.permutation)
+    return is_in_c_order and kind.value_type.bit_width % 8 == 0  # booleans are bits
 
 
 def _ray_parameter(field: pa.Field, metadata: Mapping[bytes, bytes]) -> Any:
