@@ -11,12 +11,14 @@ from spotfit.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from spotfit.data.dataset import Dataset as Dataset
+    from spotfit.data.preprocessor import Preprocessor as Preprocessor
     from spotfit.data.readers import from_items as from_items
     from spotfit.data.readers import range as range  # noqa: A004 - the name of Ray
     from spotfit.data.source import Source as Source
 
 _MODULES = {
     "Dataset": "spotfit.data.dataset",
+    "Preprocessor": "spotfit.data.preprocessor",
     "Source": "spotfit.data.source",
     "from_items": "spotfit.data.readers",
     "range": "spotfit.data.readers",
@@ -24,6 +26,7 @@ _MODULES = {
 
 __all__ = [
     "Dataset",
+    "Preprocessor",
     "Source",
     "from_items",
     "range",

@@ -50,7 +50,7 @@ def block_of(batch: Any, columns: Sequence[str] | None = None) -> pa.Table:
             return batch
         case BatchFormat.NUMPY:
             names = [name for name in batch if columns is None or name in columns]
-            return pa.table({name: _arrow_of(batch[name]) for name in names})
+            return pa.table({name: arrow_of(batch[name]) for name in names})
         case BatchFormat.PANDAS:
             frame = batch if columns is None else batch[[c for c in batch if c in columns]]
             table = pa.Table.from_pandas(frame, preserve_index=False)
@@ -59,7 +59,7 @@ def block_of(batch: Any, columns: Sequence[str] | None = None) -> pa.Table:
 
 def numpy_columns(block: pa.Table) -> dict[str, Any]:
     """Return the columns as NumPy arrays: tensors with their shape, ragged lists as objects."""
-    return {name: _numpy_of(block.column(name)) for name in block.column_names}
+    return {name: numpy_of(block.column(name)) for name in block.column_names}
 
 
 def data_frame(block: pa.Table) -> pd.DataFrame:
@@ -95,11 +95,12 @@ def _frame(block: pa.Table, names: Sequence[str], *, index: Any) -> pd.DataFrame
 
 def _pandas_values(column: pa.ChunkedArray) -> Any:
     if isinstance(column.type, pa.FixedShapeTensorType):
-        return list(_numpy_of(column))
+        return list(numpy_of(column))
     return column.to_pandas().array
 
 
-def _numpy_of(column: pa.ChunkedArray) -> Any:
+def numpy_of(column: pa.ChunkedArray) -> Any:
+    """Return a column as an array; missing tensors are None in an array of objects."""
     kind = column.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return _tensor_values(column, kind)
@@ -119,7 +120,8 @@ def _tensor_values(column: pa.ChunkedArray, kind: pa.FixedShapeTensorType) -> An
     return rows
 
 
-def _arrow_of(values: Any) -> pa.Array:
+def arrow_of(values: Any) -> pa.Array:
+    """Return an array, of which the first dimension is the row, as a column."""
     array = np.asarray(values)
     if array.ndim > 1:
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))

@@ -24,6 +24,7 @@ from spotfit.data.preprocessors.columns import (
     list_values,
     numeric_column,
     python_values,
+    single_values,
 )
 from spotfit.data.preprocessors.quantile_sketch import QuantileSketch, sketch_of
 
@@ -202,9 +203,11 @@ class ValueCountsStatistic(_CountsStatistic):
     def observe(self, block: pa.Table) -> ValueCounts:
         """Return the counts of a block."""
         column = column_of(block, self.column)
-        if is_list(column.type) and not self.explode_lists:
-            return _count(python_values(column))
-        return _value_counts(list_values(column) if is_list(column.type) else column)
+        if not is_list(column.type):
+            return _value_counts(single_values(block, self.column))
+        if self.explode_lists:
+            return _value_counts(list_values(column))
+        return _count(python_values(column))
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,18 @@ def numeric_column(block: pa.Table, name: str) -> pa.ChunkedArray:
     return column
 
 
+def single_values(block: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return a column that has one value in each row. Raises `ConfigError` for other columns."""
+    column = column_of(block, name)
+    if pa.types.is_nested(column.type) or is_list(column.type):
+        raise ConfigError(
+            f"The column {name!r} has the type {column.type}; this preprocessor needs one value in "
+            "each row.",
+            do="Leave the column out of columns=, or convert it with map_batches() first.",
+        )
+    return column
+
+
 def to_float(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a numeric column as floats: 32-bit ones unchanged, everything else as 64-bit."""
     return column if pa.types.is_float32(column.type) else as_float64(column)
@@ -92,6 +104,15 @@ def is_list(kind: pa.DataType) -> bool:
         or pa.types.is_fixed_size_list(kind)
         or isinstance(kind, pa.FixedShapeTensorType)
     )
+
+
+def row_width(kind: pa.DataType) -> int | None:
+    """Return the number of values in each row; None for lists of any length."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return int(math.prod(kind.shape))
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size)
+    return None if is_list(kind) else 1
 
 
 def list_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -128,18 +149,23 @@ def codes_of(column: pa.ChunkedArray, codes: Mapping[Any, int]) -> Int64Codes:
     if is_list(column.type):
         rows = python_values(column)
         return np.fromiter((codes.get(row, -1) for row in rows), np.int64, len(rows))
-    encoded = _dictionary(column)
+    encoded = as_dictionary(column)
     known = [codes.get(value, -1) for value in python_values(encoded.dictionary)]
     # The last element is for missing values, whose index is -1.
     table = np.array([*known, codes.get(None, -1)], dtype=np.int64)
     return table[int64_array(pc.fill_null(pc.cast(encoded.indices, pa.int64()), -1))]
 
 
-def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):  # several chunks remain where offsets would overflow
-        whole = pa.concat_arrays(whole.chunks)
-    return whole if pa.types.is_dictionary(whole.type) else pc.dictionary_encode(whole)
+def as_dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return a column as one array of distinct values and indices into them."""
+    encoded = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
+    if not encoded.num_chunks:
+        return pa.DictionaryArray.from_arrays(
+            pa.array([], encoded.type.index_type),
+            pa.array([], encoded.type.value_type),
+            ordered=encoded.type.ordered,
+        )
+    return pa.concat_arrays(encoded.unify_dictionaries().chunks)
 
 
 def require_no_missing(block: pa.Table, columns: Sequence[str]) -> None:
@@ -162,6 +188,25 @@ def has_missing(column: pa.ChunkedArray) -> bool:
 # ── between Arrow and NumPy ──
 # `to_numpy()` and `pyarrow.array()` import pandas where it is installed, 1.6 CPU s before the first
 # batch; views of the buffers do not.
+
+
+def number_array(column: pa.ChunkedArray, name: str) -> Any:
+    """Return a numeric or boolean column with its own type; missing floats are NaN.
+
+    Raises `ConfigError` for missing integers: their type would depend on the values of a block.
+    """
+    if pa.types.is_floating(column.type):
+        values = pc.fill_null(column, math.nan)
+        return _flat_array(values, np.float32 if pa.types.is_float32(column.type) else np.float64)
+    if has_missing(column):
+        raise ConfigError(
+            f"The integer column {name!r} has missing values, which a vector of integers cannot "
+            "contain.",
+            do="Replace them with SimpleImputer first, or pass a dtype of floats if there is one.",
+        )
+    if pa.types.is_boolean(column.type):
+        return bool_array(column)
+    return _flat_array(column, column.type.to_pandas_dtype())
 
 
 def int64_array(column: pa.Array | pa.ChunkedArray) -> Int64Codes:
@@ -224,6 +269,26 @@ def list_array(values: pa.Array, lengths: Int64Codes, missing: BoolMask | None =
     return pa.Array.from_buffers(
         pa.list_(values.type), len(lengths), [validity, pa.py_buffer(offsets)], children=[values]
     )
+
+
+def count_matrix(codes: Int64Codes, lengths: Int64Codes, size: int) -> Any:
+    """Return for each row how often each of `size` codes occurs in it.
+
+    Row i has `lengths[i]` of the codes; codes below 0 are not counted.
+    """
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    known = codes >= 0
+    cells = rows[known] * size + codes[known]
+    return np.bincount(cells, minlength=len(lengths) * size).reshape(len(lengths), size)
+
+
+def dictionary_array(codes: Int64Codes, categories: list[Any], *, ordered: bool) -> pa.Array:
+    """Return a column of categories; null where a code is below 0."""
+    fitting = [
+        kind for kind in (np.int8, np.int16, np.int32) if len(categories) <= np.iinfo(kind).max
+    ]
+    indices = arrow_array(codes.astype(fitting[0]), codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(categories), ordered=ordered)
 
 
 def _validity(missing: BoolMask) -> pa.Buffer | None:

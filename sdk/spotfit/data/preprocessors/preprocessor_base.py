@@ -111,14 +111,14 @@ class Preprocessor:
         )
 
     def _fit(self, ds: Dataset) -> Preprocessor:
-        self._set_results(fold_dataset(self._statistics(), ds))
+        self.set_results(fold_dataset(self.statistics(), ds))
         return self
 
-    def _statistics(self) -> Sequence[Statistic]:
-        """Return what `fit` has to compute."""
+    def statistics(self) -> Sequence[Statistic]:
+        """Return what `fit` has to compute; for preprocessors of this package."""
         raise TypeError(f"{type(self).__name__} defines neither _fit() nor _is_fittable = False.")
 
-    def _set_results(self, results: Results) -> None:
+    def set_results(self, results: Results) -> None:
         """Set `stats_` from the results of `_statistics`."""
         self.stats_ = self._stats_of(results)
         self._fitted = True
@@ -127,7 +127,12 @@ class Preprocessor:
         return {}
 
     @property
-    def _shares_fit(self) -> bool:
+    def is_fittable(self) -> bool:
+        """Whether `transform` needs `fit` before."""
+        return self._is_fittable
+
+    @property
+    def shares_fit(self) -> bool:
         """Whether the fit is that of this class, so that it can share a pass with others."""
         return not self._defines("_fit")
 
@@ -149,7 +154,7 @@ class Preprocessor:
         `PreprocessorNotFittedException` if `fit` is missing.
         """
         self._require_fitted("transform")
-        return ds.with_transform(PreprocessorTransform(self._snapshot()))
+        return ds.with_transform(PreprocessorTransform(self.snapshot()))
 
     def transform_batch(self, data: Batch) -> Any:
         """Return a transformed batch of the same kind: DataFrame, dictionary or Arrow table.
@@ -161,7 +166,7 @@ class Preprocessor:
             return direct(data)
         inputs = list(self.get_input_columns())
         block = block_of(data, inputs or None)
-        result = self._transform_block(block)
+        result = self.transform_block(block)
         outputs = list(self.get_output_columns()) or result.column_names
         return with_result(data, result, outputs, inputs or block.column_names)
 
@@ -183,7 +188,8 @@ class Preprocessor:
                 do="Call fit(dataset) first, or fit_transform(dataset).",
             )
 
-    def _transform_block(self, block: pa.Table) -> pa.Table:
+    def transform_block(self, block: pa.Table) -> pa.Table:
+        """Return the transformed rows. Requires `fit`."""
         kinds = {
             BatchFormat.ARROW: "_transform_arrow",
             BatchFormat.NUMPY: "_transform_numpy",
@@ -210,7 +216,8 @@ class Preprocessor:
     def _transform_numpy(self, np_data: Any) -> Any:
         raise TypeError(f"{type(self).__name__} defines no _transform_numpy().")
 
-    def _snapshot(self) -> Preprocessor:
+    def snapshot(self) -> Preprocessor:
+        """Return a copy that a later `fit` does not change."""
         # fit() replaces `stats_`, and never modifies it.
         return copy.copy(self)
 
@@ -229,8 +236,13 @@ class Preprocessor:
         """Return the columns that are written; [] if that is unknown."""
         return list(getattr(self, "output_columns", []))
 
+    def removed_columns(self) -> set[str]:
+        """Return the columns that the result has no more."""
+        return set()
+
     @property
-    def _runs_user_code(self) -> bool:
+    def runs_user_code(self) -> bool:
+        """Whether functions or classes of the user are called."""
         return True
 
     # ── storage ──
@@ -248,7 +260,8 @@ class Preprocessor:
 
         Raises `ConfigError` for an unknown class or version, or if the text is damaged.
         """
-        return preprocessor_json.load(text)
+        preprocessor: Preprocessor = preprocessor_json.load(text)
+        return preprocessor
 
     def serialize(self) -> str | bytes:
         """Return JSON text; bytes with a pickle for preprocessors with code.
@@ -263,7 +276,8 @@ class Preprocessor:
 
         A pickle runs code when it is read: it is refused (`ConfigError`) unless `trusted`.
         """
-        return preprocessor_json.deserialize(serialized, trusted=trusted)
+        preprocessor: Preprocessor = preprocessor_json.deserialize(serialized, trusted=trusted)
+        return preprocessor
 
 
 class ArrowPreprocessor(Preprocessor):
@@ -281,8 +295,14 @@ class ArrowPreprocessor(Preprocessor):
         """Return Arrow: blocks are not converted."""
         return BatchFormat.ARROW
 
+    @classmethod
+    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
+        """Return an instance that is not fitted."""
+        return cls(**parameters)
+
     @property
-    def _runs_user_code(self) -> bool:
+    def runs_user_code(self) -> bool:
+        """Whether functions of the user are called."""
         return False
 
     def __repr__(self) -> str:
@@ -341,7 +361,7 @@ class PreprocessorTransform:
     @property
     def runs_user_code(self) -> bool:
         """Whether the preprocessor has a function or is a class of the user."""
-        return self.preprocessor._runs_user_code  # noqa: SLF001 - one module
+        return self.preprocessor.runs_user_code
 
     @cached_property
     def identity(self) -> str:
@@ -350,7 +370,7 @@ class PreprocessorTransform:
 
     def bind(self) -> BlockFunction:
         """Return the function for blocks."""
-        return self.preprocessor._transform_block  # noqa: SLF001
+        return self.preprocessor.transform_block
 
 
 def preprocessor_digest(preprocessor: Preprocessor) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors.json_values import decode_value, encode_value
 
-if TYPE_CHECKING:
-    from spotfit.data.preprocessors.preprocessor_base import Preprocessor
+# A preprocessor; its class is above this module.
+AnyPreprocessor: TypeAlias = Any
 
 FORMAT_VERSION = 1
 _PACKAGE = "spotfit.data.preprocessors"
@@ -23,12 +23,12 @@ _PICKLE_PREFIX = b"CPKL:"
 """The prefix of Ray's pickles, of which only the prefix is the same."""
 
 
-def dump(preprocessor: Preprocessor) -> str:
+def dump(preprocessor: AnyPreprocessor) -> str:
     """Return the JSON of a preprocessor. Raises `ConfigError` if it has code."""
     return json.dumps(to_fields(preprocessor))
 
 
-def load(text: str | bytes) -> Preprocessor:
+def load(text: str | bytes) -> AnyPreprocessor:
     """Return the preprocessor of JSON. Raises `ConfigError` if it cannot be read."""
     try:
         fields = json.loads(text)
@@ -39,7 +39,7 @@ def load(text: str | bytes) -> Preprocessor:
     return from_fields(fields)
 
 
-def to_fields(preprocessor: Any) -> dict[str, Any]:
+def to_fields(preprocessor: AnyPreprocessor) -> dict[str, Any]:
     """Return the object whose text is the JSON of a preprocessor."""
     name = type(preprocessor).__name__
     if not is_own_class(type(preprocessor)):
@@ -57,7 +57,7 @@ def to_fields(preprocessor: Any) -> dict[str, Any]:
     }
 
 
-def from_fields(fields: Any) -> Preprocessor:
+def from_fields(fields: Any) -> AnyPreprocessor:
     """Return the preprocessor of such an object. Raises `ConfigError` if it cannot be read."""
     version = fields.get("spotfit_preprocessor") if isinstance(fields, dict) else None
     if version != FORMAT_VERSION:
@@ -68,9 +68,8 @@ def from_fields(fields: Any) -> Preprocessor:
         )
     create: Any = _class_named(fields.get("class"))
     try:
-        preprocessor: Preprocessor = create(
-            **{k: _decode(v) for k, v in fields["parameters"].items()}
-        )
+        parameters = {name: _decode(value) for name, value in fields["parameters"].items()}
+        preprocessor = create.from_parameters(parameters)
         preprocessor.stats_ = decode_value(fields["statistics"])
         preprocessor._fitted = fields["fitted"]  # noqa: SLF001
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -81,7 +80,7 @@ def from_fields(fields: Any) -> Preprocessor:
     return preprocessor
 
 
-def serialize(preprocessor: Preprocessor) -> str | bytes:
+def serialize(preprocessor: AnyPreprocessor) -> str | bytes:
     """Return JSON; a pickle for a preprocessor with code."""
     try:
         return dump(preprocessor)
@@ -89,28 +88,27 @@ def serialize(preprocessor: Preprocessor) -> str | bytes:
         return _PICKLE_PREFIX + pickle_preprocessor(preprocessor)
 
 
-def deserialize(serialized: str | bytes, *, trusted: bool) -> Preprocessor:
+def deserialize(serialized: str | bytes, *, trusted: bool) -> AnyPreprocessor:
     """Return the preprocessor of `serialize`; `ConfigError` for a pickle that is not trusted."""
     if isinstance(serialized, str) or not serialized.startswith(_PICKLE_PREFIX):
         return load(serialized)
     return unpickle_preprocessor(serialized[len(_PICKLE_PREFIX) :], trusted=trusted)
 
 
-def pickle_preprocessor(preprocessor: Preprocessor) -> bytes:
+def pickle_preprocessor(preprocessor: AnyPreprocessor) -> bytes:
     """Return a pickle with the code of `__main__` in it. Raises `ShippingError`."""
     parts = {"preprocessor": preprocessor}
     return pickle_object(preprocessor, labeled_parts=parts, by_value_modules=()).body
 
 
-def unpickle_preprocessor(body: bytes, *, trusted: bool) -> Preprocessor:
+def unpickle_preprocessor(body: bytes, *, trusted: bool) -> AnyPreprocessor:
     """Return the preprocessor of a pickle. Raises `ConfigError` unless it is trusted."""
     if not trusted:
         raise ConfigError(
             "The stored preprocessor is a pickle, which runs code when it is read.",
             do="If you trust who wrote it, pass trusted=True.",
         )
-    loaded: Preprocessor = unpickle(body, description="preprocessor")
-    return loaded
+    return unpickle(body, description="preprocessor")
 
 
 def is_own_class(kind: type) -> bool:

@@ -29,7 +29,7 @@ class StandardScaler(ColumnPreprocessor):
     A deviation below 1e-8 counts as 1. The outputs are 64-bit floats; missing values stay missing.
     """
 
-    def _statistics(self) -> Sequence[Statistic]:
+    def statistics(self) -> Sequence[Statistic]:
         return [MomentsStatistic(name) for name in self.columns]
 
     def _stats_of(self, results: Results) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class MinMaxScaler(ColumnPreprocessor):
     values stay missing.
     """
 
-    def _statistics(self) -> Sequence[Statistic]:
+    def statistics(self) -> Sequence[Statistic]:
         return [BoundsStatistic(name) for name in self.columns]
 
     def _stats_of(self, results: Results) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class MaxAbsScaler(ColumnPreprocessor):
     32-bit floats stay so, other outputs are 64-bit floats; missing values stay missing.
     """
 
-    def _statistics(self) -> Sequence[Statistic]:
+    def statistics(self) -> Sequence[Statistic]:
         return [BoundsStatistic(name) for name in self.columns]
 
     def _stats_of(self, results: Results) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class RobustScaler(ColumnPreprocessor):
     def _quantiles(self, name: str) -> QuantilesStatistic:
         return QuantilesStatistic(name, 4 * self.quantile_precision)
 
-    def _statistics(self) -> Sequence[Statistic]:
+    def statistics(self) -> Sequence[Statistic]:
         return [self._quantiles(name) for name in self.columns]
 
     def _stats_of(self, results: Results) -> dict[str, Any]:
