@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.reader_options import FileShuffleConfig as FileShuffleConfig
+    from spotfit.data.preprocessor import Preprocessor as Preprocessor
     from spotfit.data.readers import from_items as from_items
     from spotfit.data.readers import range as range  # noqa: A004 - the name of Ray
     from spotfit.data.source import Source as Source
@@ -24,6 +25,7 @@ _MODULES = {
     "FileShuffleConfig": "spotfit.data.reader_options",
     "Partitioning": "spotfit.data.partitioning",
     "PathPartitionFilter": "spotfit.data.partitioning",
+    "Preprocessor": "spotfit.data.preprocessor",
     "Source": "spotfit.data.source",
     "from_items": "spotfit.data.readers",
     "range": "spotfit.data.readers",
@@ -35,6 +37,7 @@ __all__ = [
     "FileShuffleConfig",
     "Partitioning",
     "PathPartitionFilter",
+    "Preprocessor",
     "Source",
     "from_items",
     "range",
