@@ -185,6 +185,9 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     is_unused: bool = False
     """Whether the leader releases the machine because the backend granted too few for a round: all
     are requested again, after a pause."""
+    is_unusable: bool = False
+    """Whether the machine has started in another network, but could train nothing: its environment
+    could not be set up, or no round could be opened in its network."""
     times: MachineTimes | None = None
     """What was not recorded before; None if nothing is known."""
 

@@ -28,7 +28,8 @@ from spotfit.model.events import (
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.offer import Price
+from spotfit.model.group import GroupRequest
+from spotfit.model.offer import Offer, Price
 
 # Enough for a high quantile; a run of weeks must not keep the durations of its first day.
 MAX_MEASUREMENTS = 8
@@ -51,11 +52,24 @@ class OfferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How many rounds on its machines have ended with the loss of a machine."""
 
 
+class UnusableNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """A network whose machines have started, but could train nothing."""
+
+    starts: int = 0
+    """Number of consecutive groups."""
+    since_s: float = 0.0
+    """When the first of them was found to be unusable."""
+    last_at_s: float = 0.0
+    """When the last of them was."""
+
+
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request for machines that is neither refused nor released."""
 
     offer: str
     """The name of its offer; '' if the backend chooses."""
+    network: str = ""
+    """As in `network_of`; '' if the backend chooses."""
     planned_s: float
     """When it was planned."""
     planned_ms: int | None = None
@@ -64,6 +78,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Since when the backend gives a reason why machines of it do not run; None if they do."""
     has_trained: bool = False
     """Whether a round has called the training function on its machines."""
+    is_unusable: bool = False
+    """Whether its machines have started, but could train nothing."""
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +123,8 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Prices that have changed since the start of the fit, by the name of the offer."""
     requests: dict[Token, RequestRecord] = {}
     """Of groups for workers."""
+    unusable_networks: dict[str, UnusableNetwork] = {}
+    """By `network_of`: those whose last machines could train nothing."""
     round: RoundRecord | None = None
     start_durations_s: tuple[float, ...] = ()
     """The last durations from a request for machines to the call of the training function."""
@@ -145,6 +163,11 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def network_of(offer: Offer) -> str:
+    """Return the network of an offer, or its name if that is unknown before a grant."""
+    return offer.network or offer.name
+
+
 def fold_market(
     record: MarketRecord, event: JournalEvent, elapsed_s: float, at_ms: int | None = None
 ) -> MarketRecord:
@@ -159,9 +182,7 @@ def fold_market(
             changed = {offer.name: offer.price for offer in offers}
             return replace(record, prices={**record.prices, **changed})
         case GroupPlanned(request=request) if request.role == "train":
-            offer = request.offer.name if request.offer is not None else ""
-            planned = RequestRecord(offer=offer, planned_s=elapsed_s, planned_ms=at_ms)
-            return replace(record, requests={**record.requests, request.token: planned})
+            return _plan(record, request, elapsed_s, at_ms)
         case GroupRefused(token=token):
             refused = _refuse(record, token, elapsed_s, event.reason if event.is_final else "")
             return _without_requests(refused, [token])
@@ -173,6 +194,8 @@ def fold_market(
                 if known is not None and known.waiting_since_s is not None:
                     record = _refuse(record, one, elapsed_s, "")
             return _without_requests(record, [token, *others])
+        case NodeLost(is_unusable=True, token=token):
+            return _refuse(_mark_unusable(record, token, elapsed_s), token, elapsed_s, "")
         case NodeLost(agent=None, token=token) | NodeLost(is_unused=True, token=token):
             # A machine that was lost while it booted has trained nothing, like one refused.
             return _refuse(record, token, elapsed_s, "")
@@ -186,6 +209,33 @@ def fold_market(
             return _close_round(record, record.round, event)
         case _:
             return record
+
+
+def _plan(
+    record: MarketRecord, request: GroupRequest, elapsed_s: float, at_ms: int | None
+) -> MarketRecord:
+    offer = request.offer
+    planned = RequestRecord(
+        offer="" if offer is None else offer.name,
+        network="" if offer is None else network_of(offer),
+        planned_s=elapsed_s,
+        planned_ms=at_ms,
+    )
+    return replace(record, requests={**record.requests, request.token: planned})
+
+
+def _mark_unusable(record: MarketRecord, token: Token, elapsed_s: float) -> MarketRecord:
+    """Count the group of that machine once: usually all of its machines are unusable."""
+    request = record.requests.get(token)
+    if request is None or request.is_unusable or not request.network:
+        return record
+    before = record.unusable_networks.get(request.network, UnusableNetwork(since_s=elapsed_s))
+    after = replace(before, starts=before.starts + 1, last_at_s=elapsed_s)
+    return replace(
+        record,
+        requests={**record.requests, token: replace(request, is_unusable=True)},
+        unusable_networks={**record.unusable_networks, request.network: after},
+    )
 
 
 def _refuse(record: MarketRecord, token: Token, elapsed_s: float, reason: str) -> MarketRecord:
@@ -229,13 +279,15 @@ def _open_round(record: MarketRecord, event: RoundOpened) -> MarketRecord:
             record.record_of(offer), refusals=0, refused_since_s=None, final_refusal=""
         )
         record = _with_offer(record, offer, granted)
+    used = {record.requests[one].network for one in tokens if one in record.requests}
+    unusable = {name: one for name, one in record.unusable_networks.items() if name not in used}
     start_progress = record.progress if event.round.checkpoint_name is not None else 0.0
     if event.round.memory_snapshot is not None:
         start_progress = None
     opened = RoundRecord(
         tokens=tokens, workers=event.round.world_size, start_progress=start_progress
     )
-    return replace(record, round=opened)
+    return replace(record, round=opened, unusable_networks=unusable)
 
 
 def _offers_of(record: MarketRecord, tokens: Sequence[Token]) -> list[str]:

@@ -29,9 +29,11 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
+from spotfit.core.units import format_seconds
 from spotfit.model.events import AgentCrash, FailureCause, NodeLost, ValidationStarted
 from spotfit.model.group import NodeState, Role, Unreachable, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus
+from spotfit.model.market_record import UnusableNetwork, network_of
 from spotfit.model.offer import Market
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
@@ -68,6 +70,11 @@ _MIN_BACKOFF_S = 0.5
 # it was refused, so that a move to cheaper machines is late by this share of the outage at most.
 _STANDING_PAUSE_SHARE = 0.05
 _MAX_STANDING_PAUSE_S = 600.0
+# Pauses after machines of another network could train nothing, doubled for every further group: the
+# reason is usually permanent, such as a package that is not available there, and each attempt is
+# paid for. At the longest pause that is less than a hundredth of the cost of the training.
+_UNUSABLE_PAUSE_S = 60.0
+_MAX_UNUSABLE_PAUSE_S = 6 * 3600.0
 # Longest pause after machines were released because too few were granted.
 _MAX_RELEASE_PAUSE_S = 3600.0
 # With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
@@ -342,9 +349,9 @@ def is_unwanted(view: View, token: Token) -> bool:
 
 def offer_request_due_s(view: View, offer: str) -> float:
     """Return when the offer may be requested again, as `JournalView.elapsed_s`; 0 for at once."""
-    record = view.market.record_of(offer)
+    record, unusable_s = view.market.record_of(offer), unusable_until_s(view, offer)
     if not record.refusals:
-        return 0.0
+        return unusable_s
     longest_s = _MAX_BACKOFF_S
     choice = view.market.choice
     if view.market.round is not None and (choice is None or offer not in choice.workers):
@@ -354,7 +361,23 @@ def offer_request_due_s(view: View, offer: str) -> float:
         refused_s = record.refused_at_s - since_s
         longest_s = min(_MAX_STANDING_PAUSE_S, max(longest_s, _STANDING_PAUSE_SHARE * refused_s))
     # The exponent is limited so that 2.0**refusals cannot overflow.
-    return record.refused_at_s + min(longest_s, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 11))
+    pause_s = min(longest_s, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 11))
+    return max(unusable_s, record.refused_at_s + pause_s)
+
+
+def unusable_until_s(view: View, offer: str) -> float:
+    """Return until when no machines of the offer are requested because of others of its network.
+
+    These had started, but could train nothing. As `JournalView.elapsed_s`; 0 if there were none.
+    """
+    networks = (network_of(one) for one in view.spec.cost.offers if one.name == offer)
+    unusable = view.market.unusable_networks.get(next(networks, ""))
+    return 0.0 if unusable is None else unusable.last_at_s + _unusable_pause_s(unusable.starts)
+
+
+def _unusable_pause_s(starts: int) -> float:
+    # The exponent is limited so that 2.0**starts cannot overflow.
+    return min(_MAX_UNUSABLE_PAUSE_S, _UNUSABLE_PAUSE_S * 2.0 ** min(starts - 1, 11))
 
 
 def _slots_without(
@@ -803,7 +826,20 @@ def _loss_in_other_network(
     else:
         return None
     # Without an agent it counts as a refused request, so that the next one comes after a pause.
-    return NodeLost(token=token, node=node, agent=None, reason=reason)
+    reason = f"{reason}{_unusable_pause_text(view, token)}"
+    return NodeLost(token=token, node=node, agent=None, reason=reason, is_unusable=True)
+
+
+def _unusable_pause_text(view: View, token: Token) -> str:
+    """When the network of a group whose machines can train nothing is used again."""
+    request = view.market.requests.get(token)
+    if request is None or not request.network:
+        return ""
+    unusable = view.market.unusable_networks.get(request.network, UnusableNetwork())
+    starts = unusable.starts + (not request.is_unusable)
+    pause_s = _unusable_pause_s(starts)
+    count = "" if starts == 1 else f" ({starts} times in a row)"
+    return f"{count}; no further machines are requested there for {format_seconds(pause_s)}"
 
 
 def _is_restarting(view: View, token: Token, *, node: int, agent: AgentId | None) -> bool:

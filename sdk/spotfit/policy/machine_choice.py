@@ -28,6 +28,7 @@ from msgspec.structs import replace as replace_struct
 from spotfit.core.ids import Token
 from spotfit.model.events import MachinesChosen
 from spotfit.model.leader_state import LeaderState
+from spotfit.model.market_record import network_of
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
 from spotfit.policy import cost_budget, elastic_choice, offer_choice
@@ -36,6 +37,7 @@ from spotfit.policy.capacity import (
     has_machines,
     offer_request_due_s,
     slots_of_offer,
+    unusable_until_s,
 )
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.elastic_choice import ElasticOffer
@@ -186,6 +188,9 @@ def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> floa
     ]
     if record.refused_since_s is not None:
         waiting_s.append(state.elapsed_s - record.refused_since_s)
+    unusable = view.market.unusable_networks.get(network_of(offer))
+    if unusable is not None and state.elapsed_s < unusable_until_s(view, offer.name):
+        waiting_s.append(state.elapsed_s - unusable.since_s)
     return max(waiting_s, default=None)
 
 

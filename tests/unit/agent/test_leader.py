@@ -48,6 +48,7 @@ from spotfit.protocol.worker_agent import (
     RequestFinalSave,
     SaveCompleted,
     SaveFailed,
+    SuggestSave,
     WorkerReturned,
 )
 from spotfit.testing.builders import RUN_ID
@@ -356,6 +357,27 @@ def test_a_cancelled_run_saves_first() -> None:
     world.advance_until(lambda: world.view.fit_end)
     assert world.last_event(CheckpointCommitted).step == 3
     assert world.last_event(FitEnded).outcome == "cancelled"
+
+
+def test_workers_are_asked_to_save_before_their_group_grows() -> None:
+    timing = replace(TIMING, round_fill_timeout_s=1.0)
+    world = FakeCluster(min_workers=1, max_workers=2, resize_interval_s=20.0, timing=timing)
+    world.boots_granted = False
+    world.advance_until(lambda: world.cloud.groups)
+    token = next(iter(world.cloud.groups))
+    world.boot(token, 0)
+    assert world.wait_for_round() == 1
+    world.send_from_worker(0, RankZeroBroadcast(kind="Checkpointer", seq=0))
+    world.boot(token, 1)
+    world.advance(10.0)
+    assert world.messages_to(0, SuggestSave) == [], "not before the interval"
+    world.advance_until(lambda: world.messages_to(0, SuggestSave))
+    assert world.messages_to(0, SuggestSave) == [
+        SuggestSave(reason="machines for more workers are ready")
+    ]
+    world.checkpoint(0, "c1")
+    assert world.wait_for_round() == 2
+    assert world.last_event(RoundOpened).round.world_size == 2
 
 
 def test_a_run_without_a_checkpointer_is_cancelled_at_once() -> None:

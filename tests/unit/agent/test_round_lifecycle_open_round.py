@@ -30,8 +30,10 @@ from spotfit.protocol.worker_agent import (
     MetricsReport,
     OpenGate,
     PreemptionUpdate,
+    RankZeroBroadcast,
     ReportsSettled,
     SaveCompleted,
+    SuggestSave,
 )
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -236,3 +238,19 @@ def test_a_failure_does_not_matter_once_all_ranks_have_returned() -> None:
     phase = harness.round.phase(5.0, workers_stopped=True)
     assert isinstance(phase, Returned)
     assert (phase.since, phase.result_key) == (7.0, keys.result(3, 0))
+
+
+def test_a_save_is_suggested_once_and_counts_with_a_checkpointer() -> None:
+    harness = Harness()
+    harness.round.suggest_save("machines are ready", 5.0)
+    harness.round.suggest_save("machines are ready", 6.0)
+    frames = harness.sent.frames_of(SuggestSave)
+    assert {frame for _, frame in frames} == {SuggestSave(reason="machines are ready")}
+    assert len(frames) == 2, "one per machine"
+    without = harness.round.phase(None, workers_stopped=False)
+    assert isinstance(without, Training)
+    assert without.save_suggested_at is None
+    harness.send_frame(RankZeroBroadcast(kind="Checkpointer", seq=0))
+    asked = harness.round.phase(None, workers_stopped=False)
+    assert isinstance(asked, Training)
+    assert asked.save_suggested_at == 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
@@ -19,7 +20,13 @@ from spotfit.model.events import (
     TrainingFunctionStarted,
 )
 from spotfit.model.group import GroupPlan, GroupRequest
-from spotfit.model.market_record import MarketRecord, MeasuredSpeed, OfferRecord, fold_market
+from spotfit.model.market_record import (
+    MarketRecord,
+    MeasuredSpeed,
+    OfferRecord,
+    UnusableNetwork,
+    fold_market,
+)
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import CostSpec
 from spotfit.model.topology import SnapshotId
@@ -78,6 +85,40 @@ def test_a_withdrawn_machine_counts_as_a_refusal() -> None:
         token=TOKEN, node=0, agent=None, reason="withdrawn", cause=FailureCause.PREEMPTION
     )
     assert fold_all((1.0, planned()), (5.0, lost)).record_of("spot").refused_since_s == 5.0
+
+
+def unusable(token: Token, node: int = 0) -> NodeLost:
+    return NodeLost(token=token, node=node, agent=None, reason="no torch", is_unusable=True)
+
+
+FAR = replace(SPOT, network="far")
+FIRST, SECOND = Token("t-1"), Token("t-2")
+UNUSABLE = fold_all(
+    (1.0, planned(FIRST, FAR)),
+    (5.0, unusable(FIRST)),
+    (6.0, unusable(FIRST, 1)),
+    (20.0, planned(SECOND, replace(FAR, name="other"))),
+    (25.0, unusable(SECOND)),
+)
+
+
+def test_groups_that_can_train_nothing_count_for_their_network() -> None:
+    expected = UnusableNetwork(starts=2, since_s=5.0, last_at_s=25.0)
+    assert UNUSABLE.unusable_networks == {"far": expected}
+    assert UNUSABLE.record_of("spot").refusals == 2
+
+
+def test_an_offer_without_a_network_is_one() -> None:
+    record = fold_all((1.0, planned()), (5.0, unusable(TOKEN)))
+    assert record.unusable_networks["spot"].starts == 1
+    assert fold_all((1.0, planned(offer=None)), (5.0, unusable(TOKEN))).unusable_networks == {}
+
+
+def test_a_round_shows_that_a_network_is_usable() -> None:
+    record = fold_all((30.0, planned(offer=FAR)), record=UNUSABLE)
+    assert fold_all((40.0, RoundOpened(round=a_round())), record=record).unusable_networks == {}
+    near = fold_all((30.0, planned()), record=UNUSABLE)
+    assert fold_all((40.0, RoundOpened(round=a_round())), record=near).unusable_networks
 
 
 def test_a_round_ends_the_refusals() -> None:

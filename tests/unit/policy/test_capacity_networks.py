@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from spotfit.core.ids import Token
 from spotfit.model.events import FailureCause, NodeLost
 from spotfit.model.group import NodeState
 from spotfit.policy.capacity import (
@@ -16,11 +18,14 @@ from spotfit.policy.capacity import (
     joining_slots,
     missing_by_offer,
     network_in_use,
+    offer_request_due_s,
     pending_slots,
     surplus_groups,
+    unusable_until_s,
 )
 from spotfit.testing.builders import a_group_status, an_agent_id
 from tests.unit.policy.networked_run import (
+    FAR,
     FIRST,
     SECOND,
     a_networked_run,
@@ -72,7 +77,43 @@ def test_a_machine_that_ends_while_it_stands_by_is_lost_with_its_agent() -> None
 
 def test_an_agent_that_cannot_start_workers_is_lost_as_if_it_was_refused() -> None:
     first, _ = lost(a_networked_run(), standby=standby(2, 3, failure="trace\nno torch"))
-    assert (first.agent, first.reason) == (None, "its environment could not be set up: no torch")
+    assert (first.agent, first.reason) == (
+        None,
+        "its environment could not be set up: no torch; "
+        "no further machines are requested there for 60 s",
+    )
+
+
+def broken_run(starts: int) -> OfferedRun:
+    """That many groups of network b could train nothing, the last one at 1000 s."""
+    run = a_networked_run()
+    for start in range(starts):
+        at_s = 1000.0 - 100 * (starts - 1 - start)
+        token = Token(f"t-{start + 2}")
+        if start:
+            run.request(at_s - 50, token, FAR, network="b")
+        run.add(at_s, *lost(run, standby=standby(2, 3, token=token, failure="no torch")))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("starts", "pause_s"), [(1, 60.0), (2, 120.0), (5, 960.0), (12, 21600.0), (30, 21600.0)]
+)
+def test_pauses_double_after_machines_that_could_train_nothing(starts: int, pause_s: float) -> None:
+    run = broken_run(starts)
+    assert offer_request_due_s(run.view, "far") == 1000.0 + pause_s
+    assert unusable_until_s(run.view, "near") == 0.0
+
+
+def test_the_reason_has_the_number_of_failures_and_the_pause() -> None:
+    run = broken_run(2)
+    run.request(1200, "t-9", FAR, network="b")
+    (one, *_) = lost(run, standby=standby(7, token=Token("t-9"), failure="no torch"))
+    assert one.is_unusable
+    assert one.reason == (
+        "its environment could not be set up: no torch (3 times in a row); "
+        "no further machines are requested there for 4.0 min"
+    )
 
 
 def test_a_machine_with_a_notice_is_released_before_it_has_workers() -> None:
@@ -148,7 +189,7 @@ def test_machines_of_a_network_without_a_round_are_abandoned() -> None:
     run.train(312)
     abandoned = lost(run, standby=standby(2, 3))
     assert [(one.token, one.agent) for one in abandoned] == [(SECOND, None)] * 2
-    assert abandoned[0].reason == "no round could be opened in its network"
+    assert abandoned[0].reason.startswith("no round could be opened in its network")
 
 
 def test_a_headless_leader_abandons_no_machine_in_another_network() -> None:

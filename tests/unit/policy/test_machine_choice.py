@@ -256,6 +256,18 @@ def test_machines_that_run_are_not_refused(*, is_connected: bool) -> None:
     assert workers(run, 500, group_statuses=statuses) == ON_SPOT
 
 
+def test_all_offers_of_a_network_whose_machines_can_train_nothing_count_as_refused() -> None:
+    far, sibling = (an_offer(name, 1.0, network="b") for name in ("far", "sibling"))
+    near = an_offer("near", 3.0, network="a")
+    run = a_run(near, far, sibling, uses_on_demand=False)
+    run.request(10, "t-1", far, network="b")
+    assert workers(run, 20) == {"far": 2}
+    lost = NodeLost(token=Token("t-1"), node=0, agent=None, reason="", is_unusable=True)
+    run.add(100, lost, replace(lost, node=1))
+    assert workers(run, 101) == {"near": 2}
+    assert workers(run, 161) == {"sibling": 2}
+
+
 def test_refused_on_demand_machines_are_requested_again_if_all_are() -> None:
     run = a_run(deadline_s=HOUR_S + 150.0, training_time_s=HOUR_S)
     run.refuse(0, "t-0", ON_DEMAND)
