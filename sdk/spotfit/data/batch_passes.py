@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.prefetching import ConvertedSteps
-from spotfit.data.step_reader import LocalShuffle, ReaderFactory
+from spotfit.data.shard import LocalShuffle, ShardPosition
+from spotfit.data.shard_reader import ShardReader
 from spotfit.host.system import SystemClock
 
 DEFAULT_BATCH_SIZE = 256
@@ -72,35 +73,15 @@ class BatchOptions:
         return LocalShuffle(self.local_shuffle_buffer_size, self.local_shuffle_seed)
 
 
-class BatchObserver(Protocol):
-    """Records the position in a dataset."""
-
-    def batch_taken(self, position: Any) -> None:
-        """A batch has been used; `position` is that after it, as the reader defines it."""
-        ...
-
-
 @dataclass(slots=True)
 class BatchProgress:
-    """Which batch of an iterator is in use, and what its passes have read so far."""
+    """What the passes of an iterator have read so far."""
 
-    observer: BatchObserver | None
     passes: int = 0
     batches: int = 0
     rows: int = 0
     waiting_s: float = 0.0
     """Time in which the training loop waited for batches."""
-    _in_use: Any = None
-
-    def begin_use(self, position: Any) -> None:
-        """Record the position after the batch that is returned now."""
-        self._in_use = position
-
-    def mark_taken(self) -> None:
-        """Report the position after the batch in use; nothing if there is none."""
-        position, self._in_use = self._in_use, None
-        if position is not None and self.observer is not None:
-            self.observer.batch_taken(position)
 
     def text(self) -> str:
         """Return a sentence for users."""
@@ -118,7 +99,7 @@ class BatchPasses:
     the thread that iterates.
     """
 
-    open_reader: ReaderFactory
+    position: ShardPosition
     progress: BatchProgress
     options: BatchOptions
     convert: Callable[[pa.Table], Any]
@@ -131,18 +112,18 @@ class BatchPasses:
 class _Batch(NamedTuple):
     value: Any
     rows: int
-    position: Any
+    position: int
 
 
 class _Pass(Iterator[Any]):
-    """One pass. A batch counts as taken when the next one is asked for."""
+    """One pass over the batches. Its reader learns which batches it has returned."""
 
     def __init__(self, passes: BatchPasses) -> None:
         options, convert = passes.options, passes.convert
         self._progress = passes.progress
         self._progress.passes += 1
         self._finish = passes.finish
-        self._reader = reader = passes.open_reader(options.shuffle)
+        self._reader = reader = ShardReader(passes.position, options.shuffle)
         steps = reader.steps(
             options.rows_per_step,
             is_global=options.global_batch_size is not None,
@@ -150,7 +131,7 @@ class _Pass(Iterator[Any]):
             prefetch=options.prefetch_batches,
         )
 
-        def convert_step(step: tuple[pa.Table, Any]) -> _Batch:
+        def convert_step(step: tuple[pa.Table, int]) -> _Batch:
             block, position = step
             return _Batch(convert(block), block.num_rows, position)
 
@@ -165,17 +146,20 @@ class _Pass(Iterator[Any]):
 
     def __next__(self) -> Any:
         progress = self._progress
-        progress.mark_taken()
         began_s = self._clock.now()
         try:
             batch = next(self._batches)
         except StopIteration:
-            # The pass may end behind the last batch, if the rows of a smaller one are dropped.
-            progress.begin_use(self._reader.position)
-            progress.mark_taken()
+            self._reader.end(is_exhausted=True)
             raise
         progress.waiting_s += self._clock.now() - began_s
         progress.batches += 1
         progress.rows += batch.rows
-        progress.begin_use(batch.position)
+        self._reader.record_yielded(batch.position)
         return batch.value if self._finish is None else self._finish(batch.value)
+
+    def __del__(self) -> None:
+        # A loop that is left, for example by `break`, has no other reference. Without an attribute
+        # the pass has not begun.
+        if (reader := getattr(self, "_reader", None)) is not None:
+            reader.end(is_exhausted=False)

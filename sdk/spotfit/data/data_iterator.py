@@ -11,7 +11,6 @@ from spotfit.core.errors import ConfigError
 from spotfit.data import jax_arrays, tensorflow_tensors, torch_features, torch_tensors
 from spotfit.data.batch_passes import (
     DEFAULT_BATCH_SIZE,
-    BatchObserver,
     BatchOptions,
     BatchPasses,
     BatchProgress,
@@ -19,8 +18,9 @@ from spotfit.data.batch_passes import (
 from spotfit.data.batches import BatchFormat, check_batch_format, concat_blocks, to_batch
 from spotfit.data.collate_fn import CollateFn, collated_format
 from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.shard import ShardPosition
+from spotfit.data.shard_reader import ShardReader
 from spotfit.data.sources.tables import TableSource
-from spotfit.data.step_reader import ReaderFactory
 
 if TYPE_CHECKING:
     import torch
@@ -43,22 +43,16 @@ class DataIterator:
 
     def __init__(
         self,
-        open_reader: ReaderFactory,
-        dataset: Any,
+        position: ShardPosition,
         *,
-        observer: BatchObserver | None = None,
         default_device: Callable[[], torch.device] | None = None,
     ) -> None:
-        """`open_reader` begins a pass over rows of `dataset`, a `Dataset`.
-
-        `default_device` is called for `device="auto"`; without it, that is the CPU.
-
-        `observer` is called when a batch counts as taken: when the next one is asked for.
-        """
-        self._open_reader = open_reader
-        self._dataset = dataset
+        """`default_device` is called for `device="auto"`; without it, that is the CPU."""
+        self.position = position
+        """The position in the shard, which each pass advances."""
+        self._dataset = position.dataset
         self._default_device = default_device
-        self._progress = BatchProgress(observer)
+        self._progress = BatchProgress()
 
     def __repr__(self) -> str:
         return f"DataIterator({self._dataset!r})"
@@ -299,8 +293,13 @@ class DataIterator:
     # --- other ------------------------------------------------------------------------------------
 
     def materialize(self) -> Any:
-        """Read all rows into memory, and return a dataset of them."""
-        blocks = list(self.iter_batches(batch_size=None, batch_format=None))
+        """Read all rows of the shard into memory, and return a dataset of them.
+
+        Does not change the position: the rows are always those of the first epoch, also after a
+        restart.
+        """
+        reader = ShardReader(ShardPosition(self._dataset, self.position.group))
+        blocks = list(reader.steps(None))
         block = concat_blocks(blocks) if blocks else self.schema().empty_table()
         return self._dataset.of_source(TableSource(block))
 
@@ -316,10 +315,6 @@ class DataIterator:
         """Return the `DataContext` of the dataset."""
         return self._dataset.context
 
-    def mark_batch_taken(self) -> None:
-        """Count the batch that was returned last as taken, as the request for the next one does."""
-        self._progress.mark_taken()
-
     # --- passes -----------------------------------------------------------------------------------
 
     def _device(self, device: Any) -> torch.device:
@@ -333,7 +328,7 @@ class DataIterator:
         convert: Callable[[pa.Table], Any],
         finish: Callable[[Any], Any] | None = None,
     ) -> BatchPasses:
-        return BatchPasses(self._open_reader, self._progress, options, convert, finish)
+        return BatchPasses(self.position, self._progress, options, convert, finish)
 
 
 class _Iterable:

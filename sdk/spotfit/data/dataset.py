@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.manifest import Manifest
+from spotfit.data.shard import ShardGroup, ShardPosition
 from spotfit.data.source import Source, SourceUnits
-from spotfit.data.step_reader import LocalShuffle, SequentialReader
 from spotfit.data.transforms import Transform, bind_all
 
 
@@ -109,13 +109,8 @@ class Dataset:
         return self.as_source().schema(self.as_source().list_units())
 
     def iterator(self) -> DataIterator:
-        """Return an iterator over all rows, in unshuffled order, read in this process."""
-
-        def open_reader(shuffle: LocalShuffle | None) -> SequentialReader:
-            runs_user_code = any(transform.runs_user_code for transform in self._transforms)
-            return SequentialReader(self.blocks, runs_user_code=runs_user_code, shuffle=shuffle)
-
-        return DataIterator(open_reader, self)
+        """Return an iterator over all rows."""
+        return DataIterator(ShardPosition(self, ShardGroup()))
 
     def _columns_to_read(self, columns: Sequence[str] | None) -> Sequence[str] | None:
         # A transform may use any column.

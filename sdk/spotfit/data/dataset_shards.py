@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.data_config import DataConfig
@@ -13,6 +13,9 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.shard import ShardGroup, ShardPosition
 from spotfit.host import log
 from spotfit.model.config import unknown_dataset_error
+
+if TYPE_CHECKING:
+    import torch
 
 PositionReader = Callable[[], Mapping[str, Mapping[str, Any]]]
 
@@ -26,17 +29,26 @@ class TrainerDatasets:
 
 
 class DatasetShards:
-    """The shards of one rank. `read_positions` returns those of the checkpoint to resume from.
+    """The shards of one rank.
 
-    It is called when a shard is first iterated, and returns {} to begin with the first epoch.
+    `read_positions` returns the positions of the checkpoint to resume from. It is called when a
+    shard is first iterated, and returns {} to begin with the first epoch. `device` is the name of
+    the rank's device, such as "cuda:0", to which batches are copied by default; "auto" is torch's
+    current CUDA device, if there is one.
     """
 
     def __init__(
-        self, trainer_datasets: TrainerDatasets, group: ShardGroup, read_positions: PositionReader
+        self,
+        trainer_datasets: TrainerDatasets,
+        group: ShardGroup,
+        read_positions: PositionReader,
+        *,
+        device: str = "cpu",
     ) -> None:
         self._datasets = trainer_datasets.datasets
         self._config = trainer_datasets.config
         self._group = group
+        self._device = device
         self._read_positions = read_positions
         self._iterators: dict[str, DataIterator] = {}
 
@@ -85,7 +97,7 @@ class DatasetShards:
             return self._open_configured(name)
         if not self._config.is_split(name):
             group = ShardGroup(seed=group.seed)
-        return DataIterator(self._track(name, dataset, group))
+        return self._track(name, dataset, group)
 
     def _open_configured(self, name: str) -> DataIterator:
         datasets = {name: self._datasets[name]}
@@ -100,10 +112,18 @@ class DatasetShards:
             raise self._configure_error(name, f"returned a {type(configured).__name__}")
         position = configured.position
         # A part that only this rank reads belongs to its number of ranks.
-        return DataIterator(self._track(name, position.dataset, position.group))
+        return self._track(name, position.dataset, position.group)
 
-    def _track(self, name: str, dataset: Dataset, group: ShardGroup) -> ShardPosition:
-        return ShardPosition(dataset, group, name=name, restore=lambda: self._position_of(name))
+    def _track(self, name: str, dataset: Dataset, group: ShardGroup) -> DataIterator:
+        position = ShardPosition(dataset, group, name=name, restore=lambda: self._position_of(name))
+        return DataIterator(position, default_device=self._default_device)
+
+    def _default_device(self) -> torch.device:
+        import torch
+
+        if self._device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self._device)
 
     def _position_of(self, name: str) -> Mapping[str, Any]:
         saved = self._read_positions().get(name, {})

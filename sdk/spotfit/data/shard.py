@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotfit.core.errors import ConfigError
 from spotfit.host import log
@@ -36,8 +36,19 @@ if TYPE_CHECKING:
 # Larger windows mix more rows, but the first batch waits until its windows are read.
 _WINDOWS_BYTES = 64 * 2**20
 """Encoded size of the windows that one rank holds by default, in an order with shuffled rows."""
+_MIN_SLICE_ROWS = 8
+"""Transforms get at least so many rows at a time."""
 MANIFEST_DIGITS = 16
 """Digits of the manifest's hash in a position: enough to notice that files have changed."""
+
+
+class LocalShuffle(NamedTuple):
+    """A shuffle of the rows that are in memory at the same time."""
+
+    buffer_rows: int
+    """Rows of a rank that are in memory."""
+    seed: int | None
+    """None: the run chooses one, and keeps it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +101,18 @@ class ShardPosition:
         left = self.dataset.manifest.row_count - self.consumed
         return self._order is not None and left < self._min_step_rows
 
-    def begin_pass(self, step_rows: int, *, drop_last: bool = False) -> PassPosition:
+    def begin_pass(
+        self,
+        step_rows: int,
+        *,
+        drop_last: bool = False,
+        local_shuffle: LocalShuffle | None = None,
+    ) -> PassPosition:
         """Begin a pass with steps of `step_rows` rows of all ranks together.
 
         The last step may have fewer rows, unless `drop_last`. The pass reads the rest of the epoch
-        after `resume`, else a whole epoch. Raises `ConfigError` if the position belongs to other
+        after `resume`, else a whole epoch. The step size and the local shuffle of the first pass
+        determine the order of all epochs. Raises `ConfigError` if the position belongs to other
         rows.
         """
         self._resume_first_pass()
@@ -104,7 +122,7 @@ class ShardPosition:
         self._pass = object()
         # Each rank gets the same number of rows of the last step, and at least one.
         self._min_step_rows = step_rows if drop_last else self.group.world_size
-        return PassPosition(self, self._pass, self._choose_order(step_rows))
+        return PassPosition(self, self._pass, self._choose_order(step_rows, local_shuffle))
 
     def count(self) -> None:
         """Count the batches that the current pass has yielded as taken; called at a report."""
@@ -162,9 +180,9 @@ class ShardPosition:
         if state:
             self.resume(state)
 
-    def _choose_order(self, step_rows: int) -> OrderSettings:
+    def _choose_order(self, step_rows: int, local_shuffle: LocalShuffle | None) -> OrderSettings:
         if self._order is None:
-            self._order = choose_order(self.dataset, self.group, step_rows)
+            self._order = choose_order(self.dataset, self.group, step_rows, local_shuffle)
         return self._order
 
     def _record_yielded(self, of_pass: object, consumed: int) -> None:
@@ -218,21 +236,32 @@ class PassPosition:
         self._shard._end_pass(self._identity, is_exhausted=is_exhausted)  # noqa: SLF001
 
 
-def choose_order(dataset: Dataset, group: ShardGroup, step_rows: int) -> OrderSettings:
+def choose_order(
+    dataset: Dataset,
+    group: ShardGroup,
+    step_rows: int,
+    local_shuffle: LocalShuffle | None = None,
+) -> OrderSettings:
     """Return the order of a dataset's epochs for steps of `step_rows` rows of all ranks together.
 
     It depends on nothing that differs between ranks. One rank alone reads unshuffled rows in the
-    order of the dataset.
+    order of the dataset. A local shuffle permutes the rows of windows whose rows a rank's buffer
+    holds.
     """
     from spotfit.data.order import OrderSettings, choose_lanes, choose_window_rows
 
     shuffle = dataset.shuffle_settings
     seed = group.seed if shuffle.seed is None else shuffle.seed
+    if local_shuffle is not None:
+        shuffle = shuffle._replace(kind="rows")
+        seed = group.seed if local_shuffle.seed is None else local_shuffle.seed
     manifest = dataset.manifest
     is_sequential = group.world_sizes == (1,) and shuffle.kind != "rows"
     lanes = 1 if is_sequential else choose_lanes(step_rows, group.world_sizes, manifest.unit_count)
     window_rows = 0  # one unit; rows that stay in order need no larger window
-    if shuffle.kind == "rows":
+    if local_shuffle is not None:
+        window_rows = max(local_shuffle.buffer_rows * min(group.world_sizes) // lanes, 1)
+    elif shuffle.kind == "rows":
         window_rows = shuffle.window_rows or choose_window_rows(
             manifest.unit_rows,
             manifest.unit_bytes,
@@ -240,4 +269,10 @@ def choose_order(dataset: Dataset, group: ShardGroup, step_rows: int) -> OrderSe
             world_size=min(group.world_sizes),
             budget_bytes=_WINDOWS_BYTES,
         )
-    return OrderSettings(seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle.kind)
+    return OrderSettings(
+        seed=seed,
+        lanes=lanes,
+        window_rows=window_rows,
+        shuffle=shuffle.kind,
+        slice_rows=max(step_rows // lanes, _MIN_SLICE_ROWS),
+    )

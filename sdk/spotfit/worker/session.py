@@ -781,7 +781,12 @@ class Session:
             # Continued runs keep their id, and with it the order of their data.
             seed=int(hashlib.sha256(self._start.run_id.encode()).hexdigest()[:8], 16),
         )
-        return DatasetShards(self._load_datasets(), group, self._initial_data_positions)
+        return DatasetShards(
+            self._load_datasets(),
+            group,
+            self._initial_data_positions,
+            device=next(iter(self.devices), "cpu"),
+        )
 
     # Decoded on first use: most training functions need nothing of it.
     @cached_property
