@@ -46,7 +46,7 @@ _UNITS_STREAM, _ROWS_STREAM = 0, 1
 
 
 class OrderSettings(NamedTuple):
-    """What determines the order of every epoch, besides the units. A run keeps it."""
+    """What determines the order of every epoch, besides the units. A run does not change it."""
 
     seed: int = 0
     lanes: int = 1
@@ -54,6 +54,8 @@ class OrderSettings(NamedTuple):
     """Rows that are permuted together, on average; 0: those of each unit."""
     shuffle: Shuffle = "none"
     """"units" permutes the units; "rows" also the rows of each window."""
+    slice_rows: int = 64
+    """Rows of a lane that transforms get together. They determine random augmentations."""
 
 
 class UnitPart(NamedTuple):

@@ -69,7 +69,7 @@ plans = st.builds(
 
 def model_of_order(plan: Plan) -> list[Row]:
     """All rows in the order of the epoch, by loops over rows as the module's docstring says it."""
-    seed, lanes, window_rows, shuffle = plan.settings
+    seed, lanes, window_rows, shuffle, _ = plan.settings
     units = list(range(len(plan.unit_rows)))
     if shuffle != "none":
         units = permutation(hash_key(seed, plan.epoch, 0), len(units)).tolist()
