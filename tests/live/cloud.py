@@ -107,6 +107,7 @@ class LiveTestCloud:
         scaling_options: dict[str, Any] | None = None,
         storage: str | None = None,
         validation: spotfit.ValidationConfig | None = None,
+        datasets: dict[str, Any] | None = None,
         **run: Any,
     ) -> spotfit.DataParallelTrainer:
         """Return a trainer on this cloud; `run` are arguments of its `RunConfig`."""
@@ -117,6 +118,7 @@ class LiveTestCloud:
             scaling_config=spotfit.ScalingConfig(num_workers=workers, **(scaling_options or {})),
             run_config=spotfit.RunConfig(name=name, storage_path=storage or self.storage, **run),
             validation_config=validation,
+            datasets=datasets,
             provisioner=self.options(nodes=nodes, **(local_options or {})),
         )
 

@@ -346,7 +346,7 @@ class LocalSession:
 
         rank, world_size = self.context.get_world_rank(), self.context.get_world_size()
         group = ShardGroup(rank=rank, world_size=world_size, world_sizes=(world_size,))
-        return DatasetShards(TrainerDatasets({}, self._dataset_config), group, dict)
+        return DatasetShards(TrainerDatasets({}, self._dataset_config), group, dict, device="auto")
 
     def data_positions(self) -> dict[str, dict[str, Any]]:
         """Return the positions in the datasets that were iterated, for a snapshot."""
