@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from spotfit.core.errors import ConfigError
 from spotfit.data.order import EpochOrder, LaneRange, UnitPart
 
 
@@ -103,21 +102,3 @@ class BlockCache:
             # The place after the row `end` - 1 of the lane.
             heapq.heappush(self._releases, ((end - 1) * self.order.settings.lanes + lane + 1, *key))
         return self._blocks[key]
-
-
-def concat_blocks(blocks: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of all blocks, without a copy unless their schemas differ.
-
-    Raises `ConfigError` if there is no common schema.
-    """
-    if len(blocks) == 1:
-        return blocks[0]
-    if all(block.schema.equals(blocks[0].schema) for block in blocks[1:]):
-        return pa.concat_tables(blocks)
-    try:
-        return pa.concat_tables(blocks, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ConfigError(
-            f"Blocks of this dataset have different columns: {error}.",
-            do="Let every transform return the same columns and types for all rows.",
-        ) from error

@@ -19,16 +19,16 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, InfrastructureError
+from spotfit.data.batches import concat_blocks
 from spotfit.data.global_generators import seeded_generators
-from spotfit.data.lane_blocks import BlockCache, BlockPiece, LaneBlock, concat_blocks
+from spotfit.data.lane_blocks import BlockCache, BlockPiece, LaneBlock
 from spotfit.data.order import EpochOrder, LaneRange, OrderSettings, Tail, hash_key
 from spotfit.data.task_pool import TaskPool
 from spotfit.data.transforms import BlockFunction, bind_all
 from spotfit.data.window_reader import WindowReader
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset import Dataset
-
+    
 _SLICES_STREAM = 2
 
 _STEPS_PER_REQUEST = 4

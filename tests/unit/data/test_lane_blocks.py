@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import pyarrow as pa
-import pytest
-
-from spotfit.core.errors import ConfigError
-from spotfit.data.lane_blocks import BlockCache, LaneBlock, concat_blocks
+from spotfit.data.lane_blocks import BlockCache, LaneBlock
 from spotfit.data.order import EpochOrder, LaneRange, OrderSettings
 from spotfit.data.source import int_array
 
@@ -50,16 +46,3 @@ def test_the_last_block_is_released_at_the_end_of_its_lane() -> None:
     block = cache.pieces(LaneRange(1, 45, 5))[0].block
 
     assert list(cache.release(100)) == [block]
-
-
-def test_blocks_of_compatible_types_are_unified() -> None:
-    blocks = [pa.table({"x": pa.array([1])}), pa.table({"x": pa.array([1.5])})]
-
-    assert concat_blocks(blocks)["x"].to_pylist() == [1.0, 1.5]
-
-
-def test_blocks_of_incompatible_types_are_refused() -> None:
-    blocks = [pa.table({"x": pa.array([1])}), pa.table({"x": pa.array(["a"])})]
-
-    with pytest.raises(ConfigError, match="different columns"):
-        concat_blocks(blocks)
