@@ -13,19 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_parquet
 from spotfit.data.files import FileSet
 from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import Source
 from spotfit.data.sources import file_source
 from spotfit.data.tensor_storage import encode_tensors
-from tests.unit.data.sources.source_suite import FileSourceSuite, rows_of, values_of
-
-
-def source_of(dataset: Dataset) -> Source:
-    (source,) = dataset.manifest.sources
-    return source
+from tests.unit.data.sources.source_suite import (
+    FileSourceSuite,
+    read_values,
+    rows_of,
+    source_of,
+    values_of,
+)
 
 
 def make_table(rows: int, first: int = 0) -> pa.Table:
@@ -40,10 +40,6 @@ def make_table(rows: int, first: int = 0) -> pa.Table:
             "missing": [None if n % 3 else float(n) for n in numbers],
         }
     )
-
-
-def read_values(dataset: Dataset) -> dict[str, list[object]]:
-    return values_of(rows_of(source_of(dataset)))
 
 
 @pytest.fixture
