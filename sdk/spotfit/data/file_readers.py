@@ -16,12 +16,23 @@ import pyarrow.json
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
-from spotfit.data.reader_options import FileOptions, Paths, read_files, refuse
+from spotfit.data.reader_options import (
+    FileOptions,
+    Paths,
+    file_set,
+    read_files,
+    refuse,
+    shuffled_dataset,
+    to_partitioning,
+)
 from spotfit.data.sources.csv_files import CsvParser
+from spotfit.data.sources.images import COLUMN, DecodeImages, find_image_mode
 from spotfit.data.sources.json_files import JsonFormat
 from spotfit.data.sources.line_files import LineFormat
+from spotfit.data.sources.numpy_files import NumpyFormat
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.sources.text_files import TextParser
+from spotfit.data.sources.whole_files import WholeFileSource
 
 _PARQUET_REMEDIES = {
     "filter": "Call filter(expr=…) on the dataset.",
@@ -68,6 +79,8 @@ def read_parquet(
     )
 
 
+IMAGE_EXTENSIONS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
+_PICKLE_REMEDY = {"allow_pickle": "Convert the arrays to numbers, or the files to Parquet."}
 _COMPRESSED = ("", ".gz", ".br", ".zst", ".lz4", ".bz2")
 
 
@@ -135,6 +148,71 @@ def read_text(
     parser = TextParser(encoding, drop_empty_lines)
     compression = _compression("read_text", arrow_open_stream_args)
     return read_files("read_text", paths, LineFormat(parser, compression), options)
+
+
+def read_numpy(
+    paths: Paths, *, allow_pickle: bool = False, **options: Unpack[FileOptions]
+) -> Dataset:
+    """Return the dataset of `.npy` files: the rows of their arrays in the column `data`.
+
+    Raises `ConfigError` for `allow_pickle`: a pickle runs code when it is loaded.
+    """
+    refuse("read_numpy", {"allow_pickle": allow_pickle}, _PICKLE_REMEDY)
+    return read_files("read_numpy", paths, NumpyFormat(), options, extensions=["npy"])
+
+
+def read_binary_files(
+    paths: Paths,
+    *,
+    arrow_open_stream_args: Mapping[str, Any] | None = None,
+    **options: Unpack[FileOptions],
+) -> Dataset:
+    """Return the dataset of whole files, in the column `bytes`; a unit is at most 64 files."""
+    if _compression("read_binary_files", arrow_open_stream_args):
+        raise ConfigError(
+            "read_binary_files() does not decompress files.", do="Use map() to decompress `bytes`."
+        )
+    source = WholeFileSource(
+        file_set("read_binary_files", paths, options, None),
+        column="bytes",
+        partitioning=to_partitioning(options.get("partitioning")),
+        include_paths=bool(options.get("include_paths")),
+    )
+    return shuffled_dataset(source, options.get("shuffle"))
+
+
+def read_images(
+    paths: Paths,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str | None = None,
+    arrow_open_file_args: Mapping[str, Any] | None = None,
+    **options: Unpack[FileOptions],
+) -> Dataset:
+    """Return the dataset of images as arrays (height, width[, channels]) in the column `image`.
+
+    Images are resized to `size` (height, width) and converted to `mode` of Pillow, for example
+    "RGB". With a size they are tensors, else lists. Without a mode, all must have that of the
+    first. Images are decoded when batches are made, and are read as files until then. Needs the
+    extra `images`. Raises `ConfigError` and `MissingExtraError`.
+    """
+    if size is not None and (len(size) != 2 or min(size) <= 0):
+        raise ConfigError(
+            f"read_images(size={size!r}) is not a size.", do="Pass (height, width) in pixels."
+        )
+    source = WholeFileSource(
+        file_set("read_images", paths, options, IMAGE_EXTENSIONS),
+        column=COLUMN,
+        partitioning=to_partitioning(options.get("partitioning")),
+        include_paths=True,  # for errors
+        probe=find_image_mode,
+    )
+    decode = DecodeImages(
+        None if size is None else (int(size[0]), int(size[1])),
+        mode,
+        keep_paths=bool(options.get("include_paths")),
+    )
+    return shuffled_dataset(source, options.get("shuffle")).with_transform(decode)
 
 
 def _compression(function: str, stream_options: Mapping[str, Any] | None) -> str | None:

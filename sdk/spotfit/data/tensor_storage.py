@@ -6,15 +6,20 @@ therefore written as `fixed_size_binary`, with element type and shape in the fie
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+
+IntMatrix: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
+BoolArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
 _DTYPE = b"spotfit.dtype"
 _SHAPE = b"spotfit.shape"
@@ -57,7 +62,7 @@ def decode_tensors(table: pa.Table) -> pa.Table:
         metadata = field.metadata or {}
         chunks = table.column(index).chunks
         if metadata.get(_EXTENSION_NAME) in _RAY_VARIABLE:
-            arrays = [_nested_lists(chunk, kind) for chunk in chunks]
+            arrays = [_ragged_to_lists(chunk, kind).cast(kind) for chunk in chunks]
         else:
             arrays = [_to_tensors(chunk, kind) for chunk in chunks]
         table = table.set_column(
@@ -83,6 +88,27 @@ def decoded_type(field: pa.Field) -> pa.DataType:
     return field.type
 
 
+def tensors_from_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
+    """Return one tensor per element of the first dimension, without a copy if it is contiguous.
+
+    A column of numbers or other values if there are no further dimensions. Raises `pa.ArrowInvalid`
+    or `pa.ArrowNotImplementedError` for types that Arrow lacks.
+    """
+    if values.dtype.kind in "iuf" and values.dtype.itemsize <= 8:
+        native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+        kind = pa.from_numpy_dtype(native.dtype)
+        flat = pa.Array.from_buffers(kind, native.size, [None, pa.py_buffer(native)])
+    else:
+        flat = pa.array(values.ravel())
+    if values.ndim == 1:
+        return flat
+    kind = pa.fixed_shape_tensor(flat.type, list(values.shape[1:]))
+    size = math.prod(values.shape[1:])
+    storage = pa.Array.from_buffers(kind.storage_type, len(values), [None], children=[flat])
+    assert len(flat) == len(values) * size
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
 def tensors_from_bytes(column: pa.ChunkedArray, dtype: Any, shape: tuple[int, ...]) -> pa.Array:
     """Return tensors whose bytes, in C order, are the values of a binary column.
 
@@ -99,15 +125,27 @@ def _can_be_bytes(kind: pa.FixedShapeTensorType) -> bool:
     return is_in_c_order and kind.value_type.bit_width % 8 == 0  # booleans are bits
 
 
+class _ShapeUnpickler(pickle.Unpickler):
+    """Loads numbers and tuples; refuses whatever would call code."""
+
+    def find_class(self, _module: str, _name: str) -> Any:
+        raise pickle.UnpicklingError("it is not a tuple of numbers")
+
+
 def _ray_parameter(field: pa.Field, metadata: Mapping[bytes, bytes]) -> Any:
+    """Return a shape or a number of dimensions; Ray 2.49 to 2.54 stored them as a pickle."""
+    stored = metadata[_EXTENSION_METADATA]
     try:
-        return json.loads(metadata[_EXTENSION_METADATA])
-    except ValueError as error:
+        return json.loads(stored)
+    except ValueError:
+        pass
+    try:
+        return _ShapeUnpickler(io.BytesIO(stored)).load()
+    except (pickle.UnpicklingError, EOFError, IndexError, ValueError) as error:
         raise ConfigError(
-            f"The shape of the tensor column {field.name!r} is not stored as JSON, but as a "
-            "pickle, which is not read from files.",
-            do="Write the files with RAY_DATA_ARROW_EXTENSION_SERIALIZATION_FORMAT=JSON, or read "
-            "other columns with columns=[…].",
+            f"The shape of the tensor column {field.name!r} cannot be read: {error}.",
+            do="Write the files again with Ray 2.55 or later, or read other columns with "
+            "columns=[…].",
         ) from error
 
 
@@ -147,9 +185,34 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
     return array.is_valid().buffers()[1]
 
 
-def _nested_lists(array: pa.StructArray, kind: pa.DataType) -> pa.Array:
-    rows = [
-        None if row is None else np.reshape(row["data"], row["shape"]).tolist()
-        for row in array.to_pylist()
-    ]
-    return pa.array(rows, kind)
+def _ragged_to_lists(array: pa.StructArray, kind: pa.DataType) -> pa.Array:
+    """Return tensors of Ray of different shapes, which have one number of dimensions, as lists."""
+    data, shape = array.flatten()  # with the null values of the structs
+    ndim = _list_depth(kind)
+    shapes = np.zeros((len(array), ndim), np.int64)
+    shapes[_valid_rows(array)] = np.asarray(shape.flatten()).reshape(-1, ndim)
+    return nested_lists(data.flatten(), shapes, null_rows=~_valid_rows(array))
+
+
+def nested_lists(
+    values: pa.Array, shapes: IntMatrix, *, null_rows: BoolArray | None = None
+) -> pa.Array:
+    """Return tensors of different shapes as lists with one level per dimension.
+
+    `values` are those of all tensors, one after the other in C order; `shapes` has one row per
+    tensor. Lists within a block have at most 2^31 values.
+    """
+    for axis in reversed(range(shapes.shape[1])):
+        counts = shapes[:, :axis].prod(axis=1)
+        offsets = np.concatenate([[0], np.cumsum(np.repeat(shapes[:, axis], counts))])
+        mask = pa.array(null_rows) if axis == 0 and null_rows is not None else None
+        values = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, mask=mask)
+    return values
+
+
+def _valid_rows(array: pa.Array) -> BoolArray:
+    return np.asarray(array.is_valid())
+
+
+def _list_depth(kind: pa.DataType) -> int:
+    return 1 + _list_depth(kind.value_type) if pa.types.is_list(kind) else 0
