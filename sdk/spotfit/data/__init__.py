@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_text as read_text
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
-    from spotfit.data.reader_options import FileShuffleConfig as FileShuffleConfig
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
+    from spotfit.data.reader_options import FileShuffleConfig as FileShuffleConfig
     from spotfit.data.readers import from_items as from_items
     from spotfit.data.readers import range as range  # noqa: A004 - the name of Ray
     from spotfit.data.source import Source as Source

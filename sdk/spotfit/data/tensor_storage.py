@@ -11,15 +11,13 @@ import json
 import math
 import pickle
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-
-IntMatrix: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
-BoolArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+from spotfit.data.column_arrays import column_to_numpy, list_column
 
 _DTYPE = b"spotfit.dtype"
 _SHAPE = b"spotfit.shape"
@@ -62,7 +60,7 @@ def decode_tensors(table: pa.Table) -> pa.Table:
         metadata = field.metadata or {}
         chunks = table.column(index).chunks
         if metadata.get(_EXTENSION_NAME) in _RAY_VARIABLE:
-            arrays = [_ragged_to_lists(chunk, kind).cast(kind) for chunk in chunks]
+            arrays = [_ragged_to_lists(chunk, kind) for chunk in chunks]
         else:
             arrays = [_to_tensors(chunk, kind) for chunk in chunks]
         table = table.set_column(
@@ -86,27 +84,6 @@ def decoded_type(field: pa.Field) -> pa.DataType:
             kind = pa.list_(kind)
         return kind
     return field.type
-
-
-def tensors_from_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
-    """Return one tensor per element of the first dimension, without a copy if it is contiguous.
-
-    A column of numbers or other values if there are no further dimensions. Raises `pa.ArrowInvalid`
-    or `pa.ArrowNotImplementedError` for types that Arrow lacks.
-    """
-    if values.dtype.kind in "iuf" and values.dtype.itemsize <= 8:
-        native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-        kind = pa.from_numpy_dtype(native.dtype)
-        flat = pa.Array.from_buffers(kind, native.size, [None, pa.py_buffer(native)])
-    else:
-        flat = pa.array(values.ravel())
-    if values.ndim == 1:
-        return flat
-    kind = pa.fixed_shape_tensor(flat.type, list(values.shape[1:]))
-    size = math.prod(values.shape[1:])
-    storage = pa.Array.from_buffers(kind.storage_type, len(values), [None], children=[flat])
-    assert len(flat) == len(values) * size
-    return pa.ExtensionArray.from_storage(kind, storage)
 
 
 def tensors_from_bytes(column: pa.ChunkedArray, dtype: Any, shape: tuple[int, ...]) -> pa.Array:
@@ -187,32 +164,11 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
 
 def _ragged_to_lists(array: pa.StructArray, kind: pa.DataType) -> pa.Array:
     """Return tensors of Ray of different shapes, which have one number of dimensions, as lists."""
-    data, shape = array.flatten()  # with the null values of the structs
-    ndim = _list_depth(kind)
-    shapes = np.zeros((len(array), ndim), np.int64)
-    shapes[_valid_rows(array)] = np.asarray(shape.flatten()).reshape(-1, ndim)
-    return nested_lists(data.flatten(), shapes, null_rows=~_valid_rows(array))
-
-
-def nested_lists(
-    values: pa.Array, shapes: IntMatrix, *, null_rows: BoolArray | None = None
-) -> pa.Array:
-    """Return tensors of different shapes as lists with one level per dimension.
-
-    `values` are those of all tensors, one after the other in C order; `shapes` has one row per
-    tensor. Lists within a block have at most 2^31 values.
-    """
-    for axis in reversed(range(shapes.shape[1])):
-        counts = shapes[:, :axis].prod(axis=1)
-        offsets = np.concatenate([[0], np.cumsum(np.repeat(shapes[:, axis], counts))])
-        mask = pa.array(null_rows) if axis == 0 and null_rows is not None else None
-        values = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, mask=mask)
-    return values
-
-
-def _valid_rows(array: pa.Array) -> BoolArray:
-    return np.asarray(array.is_valid())
-
-
-def _list_depth(kind: pa.DataType) -> int:
-    return 1 + _list_depth(kind.value_type) if pa.types.is_list(kind) else 0
+    values, shapes = map(column_to_numpy, array.flatten())
+    rows = [
+        None if data is None else data.reshape(shape)
+        for data, shape in zip(values, shapes, strict=True)
+    ]
+    if all(row is None for row in rows):
+        return pa.nulls(len(rows), kind)
+    return list_column(rows).cast(kind)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.column_arrays import NumpyArray, column_from_values, list_column
 from spotfit.data.sources.file_source import PATH_COLUMN
-from spotfit.data.tensor_storage import nested_lists, tensors_from_numpy
 from spotfit.data.transforms import BlockFunction
 from spotfit.host import plugins
 
@@ -64,7 +64,7 @@ class DecodeImages:
         block = block.set_column(index, COLUMN, column)
         return block if self.keep_paths else block.drop_columns([PATH_COLUMN])
 
-    def _decode(self, body: bytes, path: str, mode: str) -> np.ndarray[Any, Any]:
+    def _decode(self, body: bytes, path: str, mode: str) -> NumpyArray:
         image = _open_image(body, path)
         try:
             if self.size is not None and image.size != self.size[::-1]:
@@ -94,27 +94,18 @@ def _open_image(body: bytes, path: str) -> Any:
         raise _invalid_image_error(path, error) from error
 
 
-def _empty_image(mode: str, size: tuple[int, int] | None) -> np.ndarray[Any, Any]:
+def _empty_image(mode: str, size: tuple[int, int] | None) -> NumpyArray:
     """Return an image that has the type and the channels of all images of a mode."""
     height, width = size or (1, 1)
-    array: np.ndarray[Any, Any] = np.asarray(image_module().new(mode, (width, height)))
+    array: NumpyArray = np.asarray(image_module().new(mode, (width, height)))
     return array
 
 
-def _to_column(
-    images: list[np.ndarray[Any, Any]], empty: np.ndarray[Any, Any], *, is_resized: bool
-) -> pa.Array:
+def _to_column(images: list[NumpyArray], empty: NumpyArray, *, is_resized: bool) -> pa.Array:
+    # With an image that is dropped again, a block without rows has the type of all others.
     if is_resized:
-        stacked = np.stack(images) if images else np.empty((0, *empty.shape), empty.dtype)
-        return tensors_from_numpy(stacked)
-    pixels = [image.reshape(-1, *image.shape[2:]) for image in images]
-    # Channels are tensors' last dimension of one size, so that only rows of an image need offsets.
-    flat = np.concatenate([empty.reshape(-1, *empty.shape[2:])[:0], *pixels])
-    values = tensors_from_numpy(flat)
-    if flat.ndim > 1:
-        values = values.storage
-    shapes = np.array([image.shape[:2] for image in images], np.int64).reshape(-1, 2)
-    return nested_lists(values, shapes)
+        return column_from_values(np.stack([empty, *images]), name=COLUMN).slice(1)
+    return list_column([empty, *images]).slice(1)
 
 
 def _invalid_image_error(path: str, error: Exception) -> ConfigError:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.lib import format as npy_format
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.column_arrays import column_from_values
 from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
-from spotfit.data.tensor_storage import tensors_from_numpy
 
 COLUMN = "data"
 UNIT_BYTES = 8 * 2**20
@@ -51,8 +51,8 @@ class NumpyFormat:
         for first in range(0, rows, step):
             count = min(step, rows - first)
             units.append(FileUnit(first, count, count * header.row_bytes))
-        empty = np.empty((0, *header.shape[1:]), header.dtype)
-        return FileContent(pa.schema([(COLUMN, _to_column(empty, file).type)]), units)
+        one = np.zeros((1, *header.shape[1:]), header.dtype)
+        return FileContent(pa.schema([(COLUMN, column_from_values(one, name=COLUMN).type)]), units)
 
     def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
         """Fetch the rows of a unit."""
@@ -63,17 +63,7 @@ class NumpyFormat:
         values = np.frombuffer(file.read(start, unit.size_bytes), header.dtype)
         shape = (unit.rows, *header.shape[1:])
         array = values.reshape(shape[::-1]).T if header.is_fortran else values.reshape(shape)
-        return pa.table({COLUMN: _to_column(array, file)})
-
-
-def _to_column(values: np.ndarray[Any, Any], file: OpenFile) -> pa.Array:
-    try:
-        return tensors_from_numpy(values)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ConfigError(
-            f"{file.path} has values of the type {values.dtype}, which columns cannot have.",
-            do="Convert the file to numbers, or to Parquet.",
-        ) from error
+        return pa.table({COLUMN: column_from_values(array, name=COLUMN)})
 
 
 @lru_cache(maxsize=1024)
