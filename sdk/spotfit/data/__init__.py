@@ -11,7 +11,13 @@ from spotfit.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from spotfit.data.dataset import Dataset as Dataset
+    from spotfit.data.file_readers import read_binary_files as read_binary_files
+    from spotfit.data.file_readers import read_csv as read_csv
+    from spotfit.data.file_readers import read_images as read_images
+    from spotfit.data.file_readers import read_json as read_json
+    from spotfit.data.file_readers import read_numpy as read_numpy
     from spotfit.data.file_readers import read_parquet as read_parquet
+    from spotfit.data.file_readers import read_text as read_text
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
@@ -29,6 +35,12 @@ _MODULES = {
     "Source": "spotfit.data.source",
     "from_items": "spotfit.data.readers",
     "range": "spotfit.data.readers",
+    "read_csv": "spotfit.data.file_readers",
+    "read_json": "spotfit.data.file_readers",
+    "read_text": "spotfit.data.file_readers",
+    "read_binary_files": "spotfit.data.file_readers",
+    "read_images": "spotfit.data.file_readers",
+    "read_numpy": "spotfit.data.file_readers",
     "read_parquet": "spotfit.data.file_readers",
 }
 
@@ -41,7 +53,13 @@ __all__ = [
     "Source",
     "from_items",
     "range",
+    "read_binary_files",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_numpy",
     "read_parquet",
+    "read_text",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -89,7 +89,7 @@ def read_files(
         format=file_format,
         columns=None if columns is None else tuple(columns),
         stated_schema=schema,
-        partitioning=_to_partitioning(options.get("partitioning")),
+        partitioning=to_partitioning(options.get("partitioning")),
         include_paths=bool(options.get("include_paths")),
     )
     return shuffled_dataset(source, options.get("shuffle"))
@@ -155,7 +155,8 @@ def refuse(
     return {name: value for name, value in options.items() if name not in remedies}
 
 
-def _to_partitioning(value: Any) -> Partitioning | None:
+def to_partitioning(value: Any) -> Partitioning | None:
+    """Return the partitioning of an argument. Raises `ConfigError` for an unknown one."""
     if value is None or isinstance(value, Partitioning):
         return value
     if isinstance(value, str):

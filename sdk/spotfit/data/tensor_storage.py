@@ -6,8 +6,10 @@ therefore written as `fixed_size_binary`, with element type and shape in the fie
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.column_arrays import column_to_numpy, list_column
 
 _DTYPE = b"spotfit.dtype"
 _SHAPE = b"spotfit.shape"
@@ -57,7 +60,7 @@ def decode_tensors(table: pa.Table) -> pa.Table:
         metadata = field.metadata or {}
         chunks = table.column(index).chunks
         if metadata.get(_EXTENSION_NAME) in _RAY_VARIABLE:
-            arrays = [_nested_lists(chunk, kind) for chunk in chunks]
+            arrays = [_ragged_to_lists(chunk, kind) for chunk in chunks]
         else:
             arrays = [_to_tensors(chunk, kind) for chunk in chunks]
         table = table.set_column(
@@ -99,15 +102,27 @@ def _can_be_bytes(kind: pa.FixedShapeTensorType) -> bool:
     return is_in_c_order and kind.value_type.bit_width % 8 == 0  # booleans are bits
 
 
+class _ShapeUnpickler(pickle.Unpickler):
+    """Loads numbers and tuples; refuses whatever would call code."""
+
+    def find_class(self, _module: str, _name: str) -> Any:
+        raise pickle.UnpicklingError("it is not a tuple of numbers")
+
+
 def _ray_parameter(field: pa.Field, metadata: Mapping[bytes, bytes]) -> Any:
+    """Return a shape or a number of dimensions; Ray 2.49 to 2.54 stored them as a pickle."""
+    stored = metadata[_EXTENSION_METADATA]
     try:
-        return json.loads(metadata[_EXTENSION_METADATA])
-    except ValueError as error:
+        return json.loads(stored)
+    except ValueError:
+        pass
+    try:
+        return _ShapeUnpickler(io.BytesIO(stored)).load()
+    except (pickle.UnpicklingError, EOFError, IndexError, ValueError) as error:
         raise ConfigError(
-            f"The shape of the tensor column {field.name!r} is not stored as JSON, but as a "
-            "pickle, which is not read from files.",
-            do="Write the files with RAY_DATA_ARROW_EXTENSION_SERIALIZATION_FORMAT=JSON, or read "
-            "other columns with columns=[…].",
+            f"The shape of the tensor column {field.name!r} cannot be read: {error}.",
+            do="Write the files again with Ray 2.55 or later, or read other columns with "
+            "columns=[…].",
         ) from error
 
 
@@ -147,9 +162,13 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
     return array.is_valid().buffers()[1]
 
 
-def _nested_lists(array: pa.StructArray, kind: pa.DataType) -> pa.Array:
+def _ragged_to_lists(array: pa.StructArray, kind: pa.DataType) -> pa.Array:
+    """Return tensors of Ray of different shapes, which have one number of dimensions, as lists."""
+    values, shapes = map(column_to_numpy, array.flatten())
     rows = [
-        None if row is None else np.reshape(row["data"], row["shape"]).tolist()
-        for row in array.to_pylist()
+        None if data is None else data.reshape(shape)
+        for data, shape in zip(values, shapes, strict=True)
     ]
-    return pa.array(rows, kind)
+    if all(row is None for row in rows):
+        return pa.nulls(len(rows), kind)
+    return list_column(rows).cast(kind)

@@ -152,8 +152,7 @@ class FileSource:
         return FileContent(pa.schema(fields), content.units)
 
     def _path_columns(self, path: str) -> dict[str, pa.Scalar]:
-        columns = self.partitioning.to_columns(path) if self.partitioning else {}
-        return {**columns, PATH_COLUMN: pa.scalar(path)} if self.include_paths else columns
+        return path_columns(path, self.partitioning, include_paths=self.include_paths)
 
     def _select_columns(self, schema: pa.Schema) -> pa.Schema:
         if self.columns is None:
@@ -161,6 +160,14 @@ class FileSource:
         # Ray adds the path whatever columns are selected.
         added = [PATH_COLUMN] if self.include_paths and PATH_COLUMN not in self.columns else []
         return select_fields(schema, [*self.columns, *added])
+
+
+def path_columns(
+    path: str, partitioning: Partitioning | None, *, include_paths: bool
+) -> dict[str, pa.Scalar]:
+    """Return the columns that are in the path of a file, and the path itself."""
+    columns = partitioning.to_columns(path) if partitioning else {}
+    return {**columns, PATH_COLUMN: pa.scalar(path)} if include_paths else columns
 
 
 def select_fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:

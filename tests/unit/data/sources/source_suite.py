@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.dataset import Dataset
 from spotfit.data.manifest import Manifest
 from spotfit.data.source import Source
 
@@ -21,9 +23,20 @@ def rows_of(source: Source) -> pa.Table:
     return pa.concat_tables(blocks) if blocks else source.schema(units).empty_table()
 
 
-def values_of(table: pa.Table) -> dict[str, list[object]]:
+def values_of(table: pa.Table) -> dict[str, list[Any]]:
     """Return the values of the columns, which do not depend on chunks and types' widths."""
     return {name: table[name].combine_chunks().to_pylist() for name in table.column_names}
+
+
+def source_of(dataset: Dataset) -> Source:
+    """Return the only source of a dataset."""
+    (source,) = dataset.manifest.sources
+    return source
+
+
+def read_values(dataset: Dataset) -> dict[str, list[Any]]:
+    """Return the values of all rows by column."""
+    return values_of(rows_of(source_of(dataset)))
 
 
 class SourceSuite:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_parquet
 from spotfit.data.files import FileSet
 from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import Source
 from spotfit.data.sources import file_source
 from spotfit.data.tensor_storage import encode_tensors
-from tests.unit.data.sources.source_suite import FileSourceSuite, rows_of, values_of
-
-
-def source_of(dataset: Dataset) -> Source:
-    (source,) = dataset.manifest.sources
-    return source
+from tests.unit.data.sources.source_suite import (
+    FileSourceSuite,
+    read_values,
+    rows_of,
+    source_of,
+    values_of,
+)
 
 
 def make_table(rows: int, first: int = 0) -> pa.Table:
@@ -40,10 +41,6 @@ def make_table(rows: int, first: int = 0) -> pa.Table:
             "missing": [None if n % 3 else float(n) for n in numbers],
         }
     )
-
-
-def read_values(dataset: Dataset) -> dict[str, list[object]]:
-    return values_of(rows_of(source_of(dataset)))
 
 
 @pytest.fixture
@@ -235,11 +232,19 @@ def test_ray_tensors_of_different_shapes_are_read_as_lists(tmp_path: Path) -> No
     assert found["x"].to_pylist() == [[[1, 2], [3, 4]], [[5, 6]], None]
 
 
-def test_a_pickled_shape_is_refused(tmp_path: Path) -> None:
-    metadata = ray_metadata("arrow_tensor", [1])
-    metadata[b"ARROW:extension:metadata"] = b"\x80\x05]."
+def test_a_shape_that_ray_pickled_is_read(tmp_path: Path) -> None:
+    metadata = ray_metadata("arrow_tensor", [])
+    metadata[b"ARROW:extension:metadata"] = pickle.dumps((2, 3))
+    column = pa.array([row.ravel().tolist() for row in TENSORS], pa.list_(pa.float32()))
+    write_with_metadata(column, metadata, tmp_path / "a.parquet")
+    assert_tensors(rows_of(source_of(read_parquet(tmp_path))), TENSORS)
+
+
+def test_a_pickled_shape_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    metadata = ray_metadata("arrow_tensor", [])
+    metadata[b"ARROW:extension:metadata"] = pickle.dumps(print)
     write_with_metadata(pa.array([[1.0]]), metadata, tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="'x' is not stored as JSON"):
+    with pytest.raises(ConfigError, match="shape of the tensor column 'x' cannot be read"):
         _ = read_parquet(tmp_path).manifest
 
 
