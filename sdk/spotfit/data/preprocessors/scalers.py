@@ -16,7 +16,7 @@ from spotfit.data.preprocessors.column_statistics import (
     Results,
     Statistic,
 )
-from spotfit.data.preprocessors.columns import as_float64, numeric_column, to_float
+from spotfit.data.preprocessors.columns import as_float64, numeric_column
 from spotfit.data.preprocessors.preprocessor_base import ColumnPreprocessor
 
 _NEAR_ZERO = 1e-8
@@ -46,8 +46,7 @@ class StandardScaler(ColumnPreprocessor):
 class MinMaxScaler(ColumnPreprocessor):
     """Map the smallest value of each column to 0 and the largest to 1.
 
-    A range below 1e-8 counts as 1. 32-bit floats stay so, other outputs are 64-bit floats; missing
-    values stay missing.
+    A range below 1e-8 counts as 1. The outputs are 64-bit floats; missing values stay missing.
     """
 
     def statistics(self) -> Sequence[Statistic]:
@@ -62,13 +61,13 @@ class MinMaxScaler(ColumnPreprocessor):
         smallest, largest = self.stats_[f"min({name})"], self.stats_[f"max({name})"]
         width = None if smallest is None or largest is None else largest - smallest
         width = 1 if width is not None and width < _NEAR_ZERO else width
-        return scale(to_float(numeric_column(table, name)), smallest, width)
+        return scale(as_float64(numeric_column(table, name)), smallest, width)
 
 
 class MaxAbsScaler(ColumnPreprocessor):
     """Divide each column by its largest absolute value; one of 0 counts as 1.
 
-    32-bit floats stay so, other outputs are 64-bit floats; missing values stay missing.
+    The outputs are 64-bit floats; missing values stay missing.
     """
 
     def statistics(self) -> Sequence[Statistic]:
@@ -83,13 +82,13 @@ class MaxAbsScaler(ColumnPreprocessor):
 
     def _transform_column(self, table: pa.Table, name: str) -> pa.ChunkedArray:
         largest = self.stats_[f"abs_max({name})"]
-        return scale(to_float(numeric_column(table, name)), 0, 1 if largest == 0 else largest)
+        return scale(as_float64(numeric_column(table, name)), 0, 1 if largest == 0 else largest)
 
 
 class RobustScaler(ColumnPreprocessor):
     """Subtract the median of each column and divide by the distance of two quantiles.
 
-    A distance of 0 gives zeros. Quantiles are exact up to 8 × `quantile_precision` rows; beyond,
+    A distance of 0 gives zeros. The outputs are 64-bit floats; missing values stay missing. Quantiles are exact up to 8 × `quantile_precision` rows; beyond,
     the rank of a quantile among N rows is wrong by at most N × levels / (8 × `quantile_precision`),
     where levels = log2(N / (4 × `quantile_precision`)): by 0.3 % of a billion rows.
     """
@@ -138,17 +137,15 @@ class RobustScaler(ColumnPreprocessor):
         low, median, high = (
             self.stats_[f"{key}({name})"] for key in ("low_quantile", "median", "high_quantile")
         )
-        column = to_float(numeric_column(table, name))
+        column = as_float64(numeric_column(table, name))
         if median is None or low != high:
             return scale(column, median, None if median is None else high - low)
         # Multiplied by 0, infinite values would become NaN.
-        zero = pa.scalar(0.0, column.type)
-        return pc.if_else(pc.is_valid(column), zero, pa.scalar(None, column.type))
+        return pc.if_else(pc.is_valid(column), 0.0, pa.scalar(None, pa.float64()))
 
 
 def scale(column: pa.ChunkedArray, center: Any, width: Any) -> pa.ChunkedArray:
-    """Return (column - center) / width in the column's type; all missing if one is None."""
+    """Return (column - center) / width of 64-bit floats; all missing if one is None."""
     if center is None or width is None:
-        return pa.chunked_array([pa.nulls(len(column), column.type)])
-    centered = pc.subtract(column, pa.scalar(float(center), column.type))
-    return pc.divide(centered, pa.scalar(float(width), column.type))
+        return pa.chunked_array([pa.nulls(len(column), pa.float64())])
+    return pc.divide(pc.subtract(column, float(center)), float(width))
