@@ -114,9 +114,11 @@ def concat_blocks(blocks: Sequence[pa.Table]) -> pa.Table:
     Tensors of different shapes become lists, and numbers the wider type. Requires at least one
     block. Raises `ConfigError` if the types of a column cannot be unified.
     """
-    first = blocks[0].schema
-    if all(block.schema.equals(first) for block in blocks[1:]):
-        return pa.concat_tables(blocks) if len(blocks) > 1 else blocks[0]
+    blocks = [block for block in blocks if block.num_rows] or blocks[:1]
+    if len(blocks) == 1:
+        return blocks[0]
+    if all(block.schema.equals(blocks[0].schema) for block in blocks[1:]):
+        return pa.concat_tables(blocks)
     try:
         return pa.concat_tables(_without_mixed_tensors(blocks), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -127,13 +129,13 @@ def concat_blocks(blocks: Sequence[pa.Table]) -> pa.Table:
 
 
 def _without_mixed_tensors(blocks: Sequence[pa.Table]) -> list[pa.Table]:
-    """Return the blocks that have rows, with lists for tensors in columns of several types."""
+    """Return the blocks with lists instead of tensors in columns of several types."""
     types: dict[str, set[pa.DataType]] = {}
     for block in blocks:
         for name, kind in zip(block.column_names, block.schema.types, strict=True):
             types.setdefault(name, set()).add(kind)
     mixed = {name for name, kinds in types.items() if len(kinds) > 1}
-    return [_with_lists(block, mixed) for block in blocks if block.num_rows] or list(blocks[:1])
+    return [_with_lists(block, mixed) for block in blocks]
 
 
 def _with_lists(block: pa.Table, names: set[str]) -> pa.Table:

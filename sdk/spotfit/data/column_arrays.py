@@ -32,8 +32,12 @@ def column_to_numpy(column: pa.ChunkedArray | pa.Array) -> NumpyArray:
     bytes and all other types become arrays of objects, with None for null values.
     """
     if isinstance(column, pa.ChunkedArray):
+        # Null values in one of several chunks change the type of the values in all rows.
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        if is_list or not column.num_chunks:
+            return _chunk_to_numpy(column.combine_chunks())
         # The only copy: chunks are views of Arrow's memory, which must not be written to.
-        chunks = [_chunk_to_numpy(chunk) for chunk in column.chunks or [column.combine_chunks()]]
+        chunks = [_chunk_to_numpy(chunk) for chunk in column.chunks]
         return np.array(chunks[0]) if len(chunks) == 1 else _concatenate(chunks)
     return np.array(_chunk_to_numpy(column))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.core.input_checks import did_you_mean
 from spotfit.data.batches import to_batch
 from spotfit.data.torch_tensors import require_torch, to_tensor
 from spotfit.host.plugins import require_module
@@ -75,7 +76,17 @@ def _check_groups(dtypes: Any, structure: Any, groups: Iterable[Any], *, has_key
 def join_columns(
     block: pa.Table, columns: Sequence[str], dtype: torch.dtype | None, *, unsqueeze: bool
 ) -> torch.Tensor:
-    """Return columns side by side in one tensor; each as (rows, 1) first if `unsqueeze`."""
+    """Return columns side by side in one tensor; each as (rows, 1) first if `unsqueeze`.
+
+    Raises `ConfigError` for an unknown column, and `TensorConversionError`.
+    """
+    known = block.column_names
+    if unknown := [name for name in columns if name not in known]:
+        raise ConfigError(
+            f"to_torch() names the column {unknown[0]!r}, but the rows have {', '.join(known)}. "
+            f"{did_you_mean(unknown[0], known)}".rstrip(),
+            do="Correct label_column and feature_columns.",
+        )
     batch = to_batch(block.select(list(columns)), "numpy")
     tensors = [to_tensor(batch[name], dtype, name) for name in columns]
     if unsqueeze:

@@ -1,0 +1,90 @@
+"""Batches are those of Ray Data, as record_ray_batches.py has recorded them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spotfit.data import collate_fn
+from spotfit.data.data_iterator import DataIterator
+from spotfit.data.dataset import Dataset
+from spotfit.data.sources.tables import TableSource
+from tests.unit.data.batch_cases import (
+    METHODS,
+    Call,
+    argument_calls,
+    column_calls,
+    columns,
+    numbers_table,
+    parameters,
+    result_of,
+)
+
+RECORDED = json.loads(Path(__file__).with_name("ray_batches.json").read_text())
+CASES: dict[str, tuple[pa.Table, Call]] = {
+    f"{column}: {name}": (pa.table({"c": array}), call)
+    for column, array in columns().items()
+    for name, call in column_calls().items()
+} | {name: (numbers_table(), call) for name, call in argument_calls(collate_fn).items()}
+
+# docs/guides/data_batches.md lists them for users.
+FIXED = "rows of fixed-size lists are the rows of an array; Ray has an array of arrays"
+RECTANGULAR = "lists of lists of equal lengths are an array with two dimensions"
+EARLY = "raised by the call instead of the first iteration"
+DIFFERENCES = {
+    "fixed-size list: numpy": FIXED,
+    "fixed-size list of fixed-size lists: numpy": FIXED,
+    "fixed-size list of fixed-size lists: torch": FIXED,
+    "fixed-size list of fixed-size lists: torch float32": FIXED,
+    "list of lists of equal lengths: numpy": RECTANGULAR,
+    "list of lists of equal lengths: torch": RECTANGULAR,
+    "list of lists of equal lengths: torch float32": RECTANGULAR,
+    "list of lists of different lengths: numpy": RECTANGULAR,
+    "batch_size=0": "an error; Ray returns no batch",
+    "batch_size=-1": "an error; Ray returns no batch",
+    "prefetch_batches=-1": "an error; Ray does not prefetch",
+    "local shuffle, small buffer": "an error; Ray enlarges the buffer to a batch",
+    "dtypes of some columns": "other columns keep their types; Ray raises KeyError",
+    "dtypes of an unknown column": "an error; Ray ignores it",
+    "to_torch, dtypes of one list": EARLY,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_has_the_result_of_ray(name: str) -> None:
+    table, call = CASES[name]
+    result = json.loads(json.dumps(result_of(call, iterator_of(table))))
+    assert matches(result, RECORDED["cases"][name]) == (name not in DIFFERENCES), result
+
+
+def test_every_difference_is_a_case() -> None:
+    assert set(DIFFERENCES) <= set(CASES)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_the_parameters_and_defaults_of_ray(method: str) -> None:
+    found = parameters(DataIterator, method)
+    found.pop("global_batch_size", None)
+    assert found == RECORDED["methods"][method]
+
+
+def test_the_recorded_ray_is_the_one_of_the_documentation() -> None:
+    assert RECORDED["ray"] == "2.60.0"
+
+
+def iterator_of(table: pa.Table) -> DataIterator:
+    return Dataset.of_source(TableSource(table)).iterator()
+
+
+def matches(result: Any, recorded: Any) -> bool:
+    """Whether a result is the recorded one; an error may belong to more classes."""
+    if isinstance(recorded, dict) and isinstance(result, dict) and recorded.keys() == result.keys():
+        return all(
+            set(classes) <= set(result[key]) if key.startswith("error") else classes == result[key]
+            for key, classes in recorded.items()
+        )
+    return bool(result == recorded)
