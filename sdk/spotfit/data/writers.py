@@ -1,0 +1,419 @@
+"""Files that `write_*` and `materialize(url)` write, through the project's stores."""
+
+from __future__ import annotations
+
+import enum
+import io
+import json
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spotfit.core.errors import AlreadyExistsError, ConfigError
+from spotfit.data.batches import concat_blocks
+from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.row_functions import block_rows
+from spotfit.data.transforms import check_columns
+from spotfit.host.plugins import require_module
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store
+from spotfit.store.filesystem import open_filesystem_store
+
+Encoder: TypeAlias = Callable[[pa.Table], bytes]
+"""Returns the content of a file with these rows."""
+
+FILE_BYTES = 128 * 2**20
+"""Decoded size of the rows of a file, unless the user sets numbers of rows."""
+ROW_GROUP_BYTES = 8 * 2**20
+"""Decoded size of a row group: small enough to mix, large enough for one request each."""
+_UPLOADS = 4
+"""Files that are encoded or uploaded at the same time; each is held in memory."""
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class SaveMode(str, enum.Enum):
+    """What to do where files exist already."""
+
+    CREATE = "create"
+    """Raise `AlreadyExistsError`."""
+    APPEND = "append"
+    """Add files."""
+    OVERWRITE = "overwrite"
+    """Delete them before the new ones are written."""
+    IGNORE = "ignore"
+    """Write nothing."""
+    ERROR = "error"
+    """Raise `AlreadyExistsError`."""
+    UPSERT = "upsert"
+    """Not supported for files."""
+
+
+_ARGUMENT_FUNCTIONS = frozenset(
+    {"arrow_parquet_args_fn", "arrow_csv_args_fn", "arrow_orc_args_fn", "pandas_json_args_fn"}
+)
+"""Arguments that are functions without arguments, which return arguments of the format."""
+_IGNORED_ARGUMENTS = _ARGUMENT_FUNCTIONS | {
+    *("try_create_dir", "arrow_open_stream_args", "ray_remote_args", "concurrency", "catalog"),
+    *("min_bytes_per_file", "num_rows_per_file"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """Where and in which files rows are written. Arguments have the names and meaning of Ray's."""
+
+    filesystem: Any = None
+    filename_provider: Any = None
+    partition_cols: Sequence[str] = ()
+    min_rows_per_file: int | None = None
+    max_rows_per_file: int | None = None
+    mode: SaveMode | str = SaveMode.APPEND
+
+    @classmethod
+    def of_arguments(
+        cls, method: str, arguments: Mapping[str, Any]
+    ) -> tuple[WriteOptions, dict[str, Any]]:
+        """Return the options among the arguments of a method, and the arguments of the format.
+
+        Raises `ConfigError` for invalid values.
+        """
+        known = {name: value for name, value in arguments.items() if name in cls.__annotations__}
+        known["partition_cols"] = tuple(known.get("partition_cols") or ())
+        if (rows := arguments.get("num_rows_per_file")) is not None:  # the name before Ray 2.50
+            known["min_rows_per_file"] = known.get("min_rows_per_file") or rows
+        options = cls(**known)
+        format_arguments = {
+            name: value
+            for name, value in arguments.items()
+            if name not in known and name not in _IGNORED_ARGUMENTS
+        }
+        for name, value in arguments.items():
+            if name in _ARGUMENT_FUNCTIONS and value is not None:
+                format_arguments |= value()
+        for name in ("min_rows_per_file", "max_rows_per_file"):
+            rows = getattr(options, name)
+            if rows is not None and rows < 1:
+                raise ConfigError(f"{method}({name}={rows}) must be positive.", do="Correct it.")
+        modes = [mode.value for mode in SaveMode if mode is not SaveMode.UPSERT]
+        if SaveMode(options.mode).value not in modes:
+            raise ConfigError(
+                f"{method}(mode={options.mode!r}) is not supported for files.",
+                do=f"Use one of {', '.join(modes)}.",
+            )
+        return options, format_arguments
+
+
+def write_files(
+    path: str | Path, blocks: Iterable[pa.Table], suffix: str, encode: Encoder, options: WriteOptions
+) -> list[str]:
+    """Write all rows to files below `path`, and return their keys.
+
+    A process that is killed leaves whole files only. Raises `AlreadyExistsError` by the mode.
+    """
+    store = open_folder(path, options.filesystem)
+    if not _prepare(store, SaveMode(options.mode)):
+        return []
+    write_id, keys = uuid.uuid4().hex, []
+
+    def write(task: int, file: _File) -> str:
+        name = _file_name(options.filename_provider, write_id, task, suffix)
+        key = f"{file.folder}{name}"
+        store.put(key, encode(file.rows))
+        return key
+
+    with ThreadPoolExecutor(_UPLOADS, "spotfit-write") as executor:
+        pending: deque[Future[str]] = deque()
+        for task, file in enumerate(_cut_files(blocks, options)):
+            pending.append(executor.submit(write, task, file))
+            if len(pending) >= _UPLOADS:
+                keys.append(pending.popleft().result())
+        keys += [future.result() for future in pending]
+    return keys
+
+
+def write_rows(
+    path: str | Path,
+    blocks: Iterable[pa.Table],
+    suffix: str,
+    encode: Callable[[dict[str, Any]], bytes],
+    options: WriteOptions,
+) -> int:
+    """Write a file for each row below `path`, and return their number."""
+    store = open_folder(path, options.filesystem)
+    if not _prepare(store, SaveMode(options.mode)):
+        return 0
+    write_id, count = uuid.uuid4().hex, 0
+    with ThreadPoolExecutor(_UPLOADS, "spotfit-write") as executor:
+        for task, block in enumerate(blocks):
+            rows = block_rows(block)
+            names = [
+                _row_name(options.filename_provider, write_id, task, n, row, suffix)
+                for n, row in enumerate(rows)
+            ]
+            bodies = executor.map(encode, rows)
+            for _ in executor.map(store.put, names, bodies):
+                count += 1
+    return count
+
+
+def open_folder(path: str | Path, filesystem: Any) -> Store:
+    """Return the store at a path or URL, or at a path of a file system of pyarrow or fsspec."""
+    if filesystem is not None:
+        return open_filesystem_store(filesystem, str(path))
+    address = str(path).removeprefix("local://")  # Ray's scheme of the client's own disk
+    return open_store(address, setting="The path of the dataset's files")
+
+
+def _prepare(store: Store, mode: SaveMode) -> bool:
+    """Return whether to write; deletes existing objects if the mode is OVERWRITE."""
+    if mode is SaveMode.APPEND:
+        return True
+    existing = [info.key for info in store.list()]
+    if mode is SaveMode.OVERWRITE:
+        for key in existing:
+            store.delete(key)
+        return True
+    if existing and mode is not SaveMode.IGNORE:
+        raise AlreadyExistsError(
+            f"{store.url} contains {len(existing)} objects already, and mode={mode.value!r}.",
+            do='Choose another path, or mode="overwrite" or "append".',
+        )
+    return not existing
+
+
+# --- Which rows go into which file ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    folder: str
+    """'' or the directories of the partition, with a "/" at the end."""
+    rows: pa.Table
+
+
+def _cut_files(blocks: Iterable[pa.Table], options: WriteOptions) -> Iterator[_File]:
+    pending: dict[str, _PendingRows] = {}
+    for block in blocks:
+        for folder, part in _partitions(block, options.partition_cols):
+            rows = pending.setdefault(folder, _PendingRows([]))
+            rows.blocks.append(part)
+            yield from (_File(folder, table) for table in rows.cut(options, is_last=False))
+    for folder, rows in pending.items():
+        yield from (_File(folder, table) for table in rows.cut(options, is_last=True))
+
+
+@dataclass
+class _PendingRows:
+    """Rows for the next file of a partition."""
+
+    blocks: list[pa.Table]
+
+    def cut(self, options: WriteOptions, *, is_last: bool) -> Iterator[pa.Table]:
+        """Yield the rows of complete files, or of all if `is_last`; keep the others."""
+        count = sum(block.num_rows for block in self.blocks)
+        size = sum(block.nbytes for block in self.blocks)
+        largest, smallest = options.max_rows_per_file, options.min_rows_per_file
+        is_complete = size >= FILE_BYTES if smallest is None else count >= smallest
+        if not count or not (is_last or is_complete or (largest and count >= largest)):
+            return
+        rows = concat_blocks(self.blocks)
+        length = largest or count
+        whole = count if is_last else max(count - count % length, min(count, length))
+        yield from (rows.slice(first, length) for first in range(0, whole, length))
+        self.blocks = [rows.slice(whole)] if whole < count else []
+
+
+def _partitions(block: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each partition without its columns, and its directories, as in Hive."""
+    if not columns:
+        yield "", block
+        return
+    check_columns("write_parquet(partition_cols=...)", columns, block.column_names)
+    folders = [
+        "".join(_directory(name, row[name]) for name in columns)
+        for row in block.select(list(columns)).to_pylist()
+    ]
+    names = pa.array(folders)
+    rest = block.drop_columns(list(columns))
+    for folder in dict.fromkeys(folders):
+        yield folder, rest.filter(pc.equal(names, folder))
+
+
+def _directory(column: str, value: Any) -> str:
+    return f"{column}={_NULL_PARTITION if value is None else quote(str(value), safe=' ')}/"
+
+
+def _file_name(provider: Any, write_id: str, task: int, suffix: str) -> str:
+    if provider is None:
+        return f"{write_id}_{task:06d}.{suffix}"
+    name: str = provider.get_filename_for_task(write_id, task)
+    return name
+
+
+def _row_name(
+    provider: Any, write_id: str, task: int, number: int, row: dict[str, Any], suffix: str
+) -> str:
+    if provider is None:
+        return f"{write_id}_{task:06d}_{number:06d}.{suffix}"
+    name: str = provider.get_filename_for_row(row, write_id, task, 0, number)
+    return name
+
+
+# --- Formats --------------------------------------------------------------------------------------
+
+
+def parquet_encoder(
+    row_group_bytes: int = ROW_GROUP_BYTES, **arrow_parquet_args: Any
+) -> Encoder:
+    """Return the encoder of Parquet files; the arguments are those of `pyarrow`'s writer."""
+    import pyarrow.parquet as pq
+
+    def encode(rows: pa.Table) -> bytes:
+        arguments = dict(arrow_parquet_args)
+        arguments.setdefault("row_group_size", rows_per_group(rows, row_group_bytes))
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows, sink, **arguments)
+        body: bytes = sink.getvalue().to_pybytes()
+        return body
+
+    return encode
+
+
+def rows_per_group(rows: pa.Table, group_bytes: int) -> int:
+    """Return how many of the rows have about `group_bytes`; at least one."""
+    return max(1, min(rows.num_rows, rows.num_rows * group_bytes // max(rows.nbytes, 1)))
+
+
+def csv_encoder(**arrow_csv_args: Any) -> Encoder:
+    """Return the encoder of CSV files; the arguments are those of `pyarrow.csv.write_csv`."""
+    import pyarrow.csv
+
+    def encode(rows: pa.Table) -> bytes:
+        sink = pa.BufferOutputStream()
+        try:
+            pyarrow.csv.write_csv(rows, sink, **arrow_csv_args)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise ConfigError(
+                f"A column cannot be written as CSV: {error}.",
+                do="Drop the column or convert it to numbers or text, or use write_parquet().",
+            ) from error
+        body: bytes = sink.getvalue().to_pybytes()
+        return body
+
+    return encode
+
+
+def json_encoder(**pandas_json_args: Any) -> Encoder:
+    """Return the encoder of files with a line of JSON for each row, Ray's only layout."""
+    if (orient := pandas_json_args.pop("orient", "records")) != "records":
+        raise ConfigError(
+            f"write_json(orient={orient!r}) is not supported.",
+            do="Leave it out: each line of a file is the object of a row.",
+        )
+    _refuse_arguments("write_json", set(pandas_json_args) - {"lines", "index"})
+
+    def encode(rows: pa.Table) -> bytes:
+        lines = (json.dumps(row, default=_to_json, ensure_ascii=False) for row in block_rows(rows))
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    return encode
+
+
+def _refuse_arguments(method: str, unknown: set[str]) -> None:
+    if unknown:
+        raise ConfigError(
+            f"{method}() has no argument {', '.join(sorted(unknown))}.", do="Leave it out."
+        )
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise ConfigError(
+        f"A value of type {type(value).__name__} cannot be written as JSON.",
+        do="Drop the column or convert it to numbers or text, or use write_parquet().",
+    )
+
+
+def orc_encoder(**arrow_orc_args: Any) -> Encoder:
+    """Return the encoder of ORC files; the arguments are those of `pyarrow.orc.write_table`."""
+    import pyarrow.orc
+
+    def encode(rows: pa.Table) -> bytes:
+        sink = pa.BufferOutputStream()
+        pyarrow.orc.write_table(rows, sink, **arrow_orc_args)
+        body: bytes = sink.getvalue().to_pybytes()
+        return body
+
+    return encode
+
+
+def numpy_encoder(column: str, **arguments: Any) -> Encoder:
+    """Return the encoder of `.npy` files with the values of one column."""
+    _refuse_arguments("write_numpy", set(arguments))
+
+    def encode(rows: pa.Table) -> bytes:
+        check_columns("write_numpy()", [column], rows.column_names)
+        values = column_to_numpy(rows.column(column))
+        if values.dtype == object:
+            raise ConfigError(
+                f"write_numpy(column={column!r}): values of type {rows.schema.field(column).type} "
+                "have no common shape or type of NumPy.",
+                do="Convert them to arrays of one shape, or use write_parquet().",
+            )
+        sink = io.BytesIO()
+        np.save(sink, values, allow_pickle=False)
+        return sink.getvalue()
+
+    return encode
+
+
+def image_encoder(column: str, file_format: str) -> Callable[[dict[str, Any]], bytes]:
+    """Return the encoder of image files with the arrays of one column, by Pillow."""
+    image_module = require_module("PIL.Image", extra="images")
+
+    def encode(row: dict[str, Any]) -> bytes:
+        check_columns("write_images()", [column], list(row))
+        sink = io.BytesIO()
+        image_module.fromarray(np.asarray(row[column])).save(sink, format=_pillow_name(file_format))
+        return sink.getvalue()
+
+    return encode
+
+
+def _pillow_name(file_format: str) -> str:
+    return {"jpg": "jpeg"}.get(file_format, file_format)
+
+
+# --- Other libraries ------------------------------------------------------------------------------
+
+
+def export_to(
+    library: Any, reader: str, path: str | Path | None, blocks: Iterable[pa.Table]
+) -> Any:
+    """Write Parquet files below `path`, and return what another library reads from there.
+
+    `library` is the name of a module, or an object, with the function `reader`. Raises
+    `ConfigError` without a path, and `MissingExtraError` if the module is not installed.
+    """
+    if path is None:
+        raise ConfigError(
+            "Another library reads a dataset from files, and no place for them was given.",
+            do="Pass path= with the URL of a folder, such as to_dask(path='s3://bucket/folder').",
+        )
+    if isinstance(library, str):
+        library = require_module(library, extra="data")
+    options = WriteOptions(mode=SaveMode.CREATE)
+    write_files(path, blocks, "parquet", parquet_encoder(), options)
+    return getattr(library, reader)(str(path))
