@@ -35,15 +35,10 @@ def to_batch(block: pa.Table, batch_format: BatchFormat = "default") -> Any:
     gives a DataFrame with the Arrow types of pandas, and tensors as objects, as in Ray Data. Raises
     `ConfigError` for another format, and `MissingExtraError` if pandas is not installed.
     """
-    match batch_format:
-        case "numpy" | "default":
-            return {name: column_to_numpy(block[name]) for name in block.column_names}
-        case "pandas":
-            return _to_pandas(block)
-        case "pyarrow" | None:
-            return block
     check_batch_format(batch_format)
-    raise AssertionError(batch_format)
+    if batch_format in ("numpy", "default"):
+        return {name: column_to_numpy(block[name]) for name in block.column_names}
+    return _to_pandas(block) if batch_format == "pandas" else block
 
 
 def _to_pandas(block: pa.Table) -> Any:

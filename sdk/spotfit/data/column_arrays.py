@@ -60,7 +60,8 @@ def _chunk_to_numpy(array: pa.Array) -> NumpyArray:
         return _with_nulls(array, f"{name}[{kind.unit}]")
     for matches, convert in _CONVERTERS:
         if matches(kind):
-            return convert(array)
+            values: NumpyArray = convert(array)
+            return values
     return object_array(array.to_pylist())
 
 
@@ -219,6 +220,10 @@ def column_from_values(values: Any, *, name: str) -> pa.Array:
     its arrays again. Raises `ConfigTypeError`, which names the column, for values that Arrow cannot
     hold.
     """
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
     try:
         return _array_from(_as_array_or_list(values))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,6 +18,7 @@ from spotfit.data import writers
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique, fold_all
 from spotfit.data.batches import BatchFormat, concat_blocks, to_batch
 from spotfit.data.context import DataContext
+from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset_pipeline import DatasetPipeline
 from spotfit.data.expressions import Expr
 from spotfit.data.grouped_data import GroupedData
@@ -46,7 +48,8 @@ from spotfit.data.splits import (
     stratified_plans,
     train_test_bounds,
 )
-from spotfit.data.summary import describe, summarize
+from spotfit.data.step_reader import LocalShuffle, SequentialReader
+from spotfit.data.summary import DatasetSummary, describe, summarize
 from spotfit.data.transforms import (
     DropColumns,
     RenameAllColumns,
@@ -465,7 +468,7 @@ class Dataset:
         """Return the standard deviation of a column, or of several."""
         return self._statistic(Std, on, ddof=ddof, ignore_nulls=ignore_nulls)
 
-    def summary(self, columns: Sequence[str] | None = None, **_options: Any) -> Any:
+    def summary(self, columns: Sequence[str] | None = None, **_options: Any) -> DatasetSummary:
         """Return statistics of columns as a `DatasetSummary`, in one pass."""
         names = self.columns() if columns is None else list(columns)
         return summarize(self._plan, names)
@@ -533,34 +536,36 @@ class Dataset:
 
     # --- Out --------------------------------------------------------------------------------------
 
-    def iterator(self) -> Any:
-        """Return a `DataIterator` over all rows, in this process."""
-        return iterate(self._plan, self._shuffle)
+    def iterator(self) -> DataIterator:
+        """Return an iterator over all rows, read in this process; each pass is an epoch."""
+        epochs = count()
+
+        def open_reader(shuffle: LocalShuffle | None) -> SequentialReader:
+            blocks = partial(ordered_blocks, self._plan, self._shuffle, epoch=next(epochs))
+            runs_user_code = self._plan.runs_user_code
+            return SequentialReader(blocks, runs_user_code=runs_user_code, shuffle=shuffle)
+
+        return DataIterator(open_reader, self)
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
         """Iterate over the rows as dictionaries."""
-        rows: Iterable[dict[str, Any]] = self.iterator().iter_rows()
-        return rows
+        return self.iterator().iter_rows()
 
     def iter_batches(self, **options: Any) -> Iterable[Any]:
         """Iterate over batches, as `DataIterator.iter_batches` does."""
-        batches: Iterable[Any] = self.iterator().iter_batches(**options)
-        return batches
+        return self.iterator().iter_batches(**options)
 
     def iter_torch_batches(self, **options: Any) -> Iterable[Any]:
         """Iterate over batches of tensors, as `DataIterator.iter_torch_batches` does."""
-        batches: Iterable[Any] = self.iterator().iter_torch_batches(**options)
-        return batches
+        return self.iterator().iter_torch_batches(**options)
 
     def iter_tf_batches(self, **options: Any) -> Iterable[Any]:
         """Iterate over batches of TensorFlow, as `DataIterator.iter_tf_batches` does."""
-        batches: Iterable[Any] = self.iterator().iter_tf_batches(**options)
-        return batches
+        return self.iterator().iter_tf_batches(**options)
 
     def iter_jax_batches(self, **options: Any) -> Iterable[Any]:
         """Iterate over batches of JAX, as `DataIterator.iter_jax_batches` does."""
-        batches: Iterable[Any] = self.iterator().iter_jax_batches(**options)
-        return batches
+        return self.iterator().iter_jax_batches(**options)
 
     def to_tf(self, feature_columns: Any, label_columns: Any, **options: Any) -> Any:
         """Return a `tf.data.Dataset`, as `DataIterator.to_tf` does."""
@@ -576,7 +581,7 @@ class Dataset:
         *,
         equal: bool = False,
         locality_hints: Any = None,  # noqa: ARG002 - rows have no place
-    ) -> list[Any]:
+    ) -> list[DataIterator]:
         """Return a `DataIterator` over each of `n` parts."""
         return [part.iterator() for part in self.split(n, equal=equal)]
 
