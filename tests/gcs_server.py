@@ -94,6 +94,8 @@ class GcsBucket:
         stored = self.objects.get(key)
         if stored is None:
             return _missing()
+        if request.headers.get("if-match", stored.etag) != stored.etag:
+            return _error(412, "PreconditionFailed")
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
         if wanted is None:
             return WireResponse(200, stored.body, stored.headers)

@@ -19,52 +19,15 @@ from spotfit.store.transfer import list_files
 from spotfit.testing.store_suite import StoreSuite
 from tests import azurite, ceph_rgw, fake_gcs
 from tests.gcs_server import service_account_key
+from tests.s3_server import make_bucket, run_s3_server
 from tests.unit.checkpoint.saved_checkpoints import make_manifest
-
-S3_SERVER = """
-import sys, threading
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
-
-app, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
-
-def respond(environ, start_response):
-    with lock:  # moto looks for the existing object and stores the new one in two steps
-        return app(environ, start_response)
-
-server = make_server("127.0.0.1", 0, respond, threaded=True)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-print(server.server_port, flush=True)
-sys.stdin.read()
-server.shutdown()
-"""
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The URL of an S3 server with a bucket named 'bucket', in a separate process."""
-    with subprocess.Popen(
-        [sys.executable, "-c", S3_SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as server:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_ACCESS_KEY_ID", "test-key")
-            patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
-            patch.setenv("AWS_REGION", "us-east-1")
-            _make_bucket(url)
-            yield url
-        assert server.stdin is not None
-        server.stdin.close()
-
-
-def _make_bucket(url: str) -> None:
-    boto3 = pytest.importorskip("boto3")
-    boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket="bucket")
+    with run_s3_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +79,7 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", ceph_rgw.KEY)
         patch.setenv("AWS_SECRET_ACCESS_KEY", ceph_rgw.SECRET)
         patch.setenv("AWS_REGION", "us-east-1")
-        _make_bucket(url)
+        make_bucket(url)
         yield url
 
 

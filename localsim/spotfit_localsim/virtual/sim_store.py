@@ -7,8 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    ObjectChangedError,
+    TransientStoreError,
+)
 from spotfit.store.api import ObjectInfo
+from spotfit.store.local import body_version
 from spotfit_localsim.virtual.engine import SimProcess, wall_ms
 from spotfit_localsim.virtual.faults import CLIENT_TIMEOUT_S, FaultyConnection
 
@@ -83,8 +89,16 @@ class SimStore:
         written_s = self._bucket.written_at_s.get(self._prefix + key)
         return None if written_s is None else wall_ms(written_s)
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self.get(key)[start : start + length]
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
+        body = self.get(key)
+        if version and body_version(body) != version:
+            raise ObjectChangedError(f"Object {key!r} was replaced.", do="List the prefix.")
+        return body[start : start + length]
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and version of the object."""
+        body = self.get(key)
+        return ObjectInfo(key, len(body), body_version(body))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         return memoryview(self.get(key))
@@ -124,7 +138,10 @@ class SimStore:
         folder = f"{root.rstrip('/')}/" if root.strip("/") else ""
         keys = sorted(k for k in objects if k.startswith(folder) and k > self._prefix + after)
         # Sizes are taken before the response: objects may be deleted while it is on its way.
-        found = [ObjectInfo(key[len(self._prefix) :], len(objects[key])) for key in keys]
+        found = [
+            ObjectInfo(key[len(self._prefix) :], len(objects[key]), body_version(objects[key]))
+            for key in keys
+        ]
         self._receive_response()
         yield from found
 

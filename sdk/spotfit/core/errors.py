@@ -17,6 +17,7 @@ SpotfitError
 │   ├── NotFoundError                    the object does not exist
 │   │   └── CheckpointNotFoundError (FileNotFoundError)  the checkpoint's directory does not exist
 │   ├── AlreadyExistsError               `create` found an existing object
+│   ├── ObjectChangedError               the object has another version than expected
 │   ├── TransientStoreError              a temporary failure; the operation may be retried
 │   ├── StorePermissionError             the credentials do not permit the operation
 │   └── AtomicCreateUnsupportedError     the store's `create` is not atomic
@@ -142,6 +143,10 @@ class CheckpointNotFoundError(NotFoundError, FileNotFoundError):
 
 class AlreadyExistsError(StoreError):
     """`create` was refused because the object already exists."""
+
+
+class ObjectChangedError(StoreError):
+    """The object was replaced, so that it no longer has the version that was asked for."""
 
 
 class TransientStoreError(StoreError):

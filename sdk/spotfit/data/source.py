@@ -43,6 +43,8 @@ class SourceUnits:
     unit_rows: IntArray
     unit_bytes: IntArray
     """Encoded size, for limits on memory."""
+    schema: pa.Schema | None = None
+    """Columns of all units, if they are found by listing; otherwise `Source.schema` knows them."""
 
 
 class Source(Protocol):

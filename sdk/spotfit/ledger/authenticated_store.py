@@ -88,8 +88,11 @@ class AuthenticatedStore:
     def written_at_ms(self, key: str) -> int | None:
         return written_at_ms(self._store, key)
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._store.get_range(key, start, length)
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
+        return self._store.get_range(key, start, length, version=version)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._store.head(key)
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         return self._store.get_memoryview(key, scratch)

@@ -13,6 +13,7 @@ ALREADY_EXISTS_REMEDY = (
 NOT_FOUND_REMEDY = (
     "Check the address and the name: the object was deleted, or was never written there."
 )
+CHANGED_REMEDY = "Repeat the operation, and find out who else writes to this folder."
 PERMISSION_REMEDY = (
     "Permit these credentials to read, write, list and delete objects at that address, or use "
     "other credentials."
@@ -28,6 +29,11 @@ class ObjectInfo(NamedTuple):
 
     key: str
     size_bytes: int
+    version: str
+    """Changes with the content: the ETag of a bucket, the size and modification time of a file.
+
+    Valid for `get_range` of stores at the same address; '' if the storage has none.
+    """
 
 
 class Store(Protocol):
@@ -58,11 +64,16 @@ class Store(Protocol):
         """
         ...
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
         """Return `length` bytes from byte offset `start`. Raises `NotFoundError`.
 
         Returns fewer bytes at the object's end, and `b""` if `start` is at the end or beyond it.
+        With `version`, raises `ObjectChangedError` if the object has another one.
         """
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and version of the object, as a listing does. Raises `NotFoundError`."""
         ...
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:

@@ -11,8 +11,9 @@ import inspect
 import os
 import posixpath
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from spotfit.core.errors import (
     AtomicCreateUnsupportedError,
     ConfigError,
     NotFoundError,
+    ObjectChangedError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
 )
 from spotfit.store.api import (
     ALREADY_EXISTS_REMEDY,
+    CHANGED_REMEDY,
     NOT_FOUND_REMEDY,
     PERMISSION_REMEDY,
     TRANSIENT_REMEDY,
@@ -116,14 +119,35 @@ class FsspecStore:
         with _translate_errors(self, key):
             return bytes(self._fs.cat_file(self._full_key(key)))
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
+        """Return a part of the object; see `Store.get_range`.
+
+        The version is compared before the read: most file systems have no conditional reads.
+        """
+        found = self._read_attributes(key)
+        if version and _version(found, version) != version:
+            raise _changed_error(key, self.url)
+        # Servers reject a range that starts at the end or beyond it (HTTP status 416).
+        size_bytes = int(found["size"])
+        if start >= size_bytes or not length:
+            return b""
+        end = min(start + length, size_bytes)
         with _translate_errors(self, key):
-            # Servers reject a range that starts at the end or beyond it (HTTP status 416).
-            size_bytes = int(self._fs.size(self._full_key(key)))
-            if start >= size_bytes or not length:
-                return b""
-            end = min(start + length, size_bytes)
             return bytes(self._fs.cat_file(self._full_key(key), start=start, end=end))
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and version of the object; see `Store.head`."""
+        found = self._read_attributes(key)
+        return ObjectInfo(key, int(found["size"]), _version(found))
+
+    def _read_attributes(self, key: str) -> Mapping[str, Any]:
+        full_key = self._full_key(key)
+        with _translate_errors(self, key):
+            self._fs.invalidate_cache(posixpath.dirname(full_key))
+            found: Mapping[str, Any] = self._fs.info(full_key)
+            if found["type"] != "file":
+                raise FileNotFoundError(full_key)
+            return found
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         """Return a read-only view of a new buffer; `scratch` is not used."""
@@ -162,7 +186,11 @@ class FsspecStore:
             self._fs.invalidate_cache()  # fsspec caches listings; other machines write as well
             found = self._fs.find(folder, detail=True)
         yield from _sorted_objects(
-            ((path, int(info["size"] or 0)) for path, info in found.items() if path != folder),
+            (
+                ObjectInfo(path, int(info["size"] or 0), _version(info))
+                for path, info in found.items()
+                if path != folder
+            ),
             self._root,
             after,
         )
@@ -214,10 +242,24 @@ class ArrowStore:
         with _translate_errors(self, key), self._fs.open_input_file(self._full_key(key)) as file:
             return bytes(file.readall())
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
+        """Return a part of the object; see `Store.get_range`.
+
+        The version is compared before the read: pyarrow has no conditional reads.
+        """
+        if version and self.head(key).version != version:
+            raise _changed_error(key, self.url)
         with _translate_errors(self, key), self._fs.open_input_file(self._full_key(key)) as file:
             start = min(start, file.size())
             return bytes(file.read_at(min(length, file.size() - start), start))
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and version of the object; see `Store.head`."""
+        with _translate_errors(self, key):
+            found = self._fs.get_file_info(self._full_key(key))
+            if not found.is_file:
+                raise FileNotFoundError(found.path)
+            return ObjectInfo(key, int(found.size), _arrow_version(found))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         """Return a read-only view of a new buffer; `scratch` is not used."""
@@ -246,7 +288,11 @@ class ArrowStore:
             found = self._fs.get_file_info(
                 FileSelector(folder, recursive=True, allow_not_found=True)
             )
-        files = ((info.path, int(info.size)) for info in found if info.type == FileType.File)
+        files = (
+            ObjectInfo(info.path, int(info.size), _arrow_version(info))
+            for info in found
+            if info.type == FileType.File
+        )
         yield from _sorted_objects(files, self._root, after)
 
     def delete(self, key: str) -> None:
@@ -283,15 +329,40 @@ def _no_atomic_create_error(url: str, kind: str) -> AtomicCreateUnsupportedError
     )
 
 
-def _sorted_objects(
-    files: Iterable[tuple[str, int]], root: str, after: str
-) -> Iterator[ObjectInfo]:
+def _sorted_objects(files: Iterable[ObjectInfo], root: str, after: str) -> Iterator[ObjectInfo]:
     # Listings give the path with a leading '/' or without it, independently of the root's.
     prefix = f"{root.strip('/')}/"
-    for path, size_bytes in sorted(files):
-        key = path.lstrip("/").removeprefix(prefix)
+    for found in sorted(files):
+        key = found.key.lstrip("/").removeprefix(prefix)
         if key > after:
-            yield ObjectInfo(key, size_bytes)
+            yield found._replace(key=key)
+
+
+# Attributes of files of fsspec that change with the content, the most precise first.
+_VERSION_ATTRIBUTES = "ETag etag blob_id mtime LastModified last_modified created".split()
+
+
+def _version(found: Mapping[str, Any], like: str = "") -> str:
+    """Return the version of a file of fsspec; with `like`, of the same attribute as that one.
+
+    Listings and queries of a file may have different attributes.
+    """
+    names = (like.partition("=")[0],) if like else _VERSION_ATTRIBUTES
+    name = next((name for name in names if found.get(name)), "size")
+    value = found.get(name)
+    # One file system may have both kinds of times.
+    text = value.timestamp() if isinstance(value, datetime) else value
+    return f"{name}={text}, {found['size']} bytes"
+
+
+def _arrow_version(found: Any) -> str:
+    return f"{found.mtime_ns or 0}-{found.size}"
+
+
+def _changed_error(key: str, url: str) -> ObjectChangedError:
+    return ObjectChangedError(
+        f"{key} in {url} was changed after its version was read.", do=CHANGED_REMEDY
+    )
 
 
 @contextmanager

@@ -12,10 +12,12 @@ locked lock.
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,11 +26,18 @@ from spotfit.core.errors import (
     AlreadyExistsError,
     AtomicCreateUnsupportedError,
     NotFoundError,
+    ObjectChangedError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
 )
-from spotfit.store.api import ALREADY_EXISTS_REMEDY, NOT_FOUND_REMEDY, ObjectInfo, Store
+from spotfit.store.api import (
+    ALREADY_EXISTS_REMEDY,
+    CHANGED_REMEDY,
+    NOT_FOUND_REMEDY,
+    ObjectInfo,
+    Store,
+)
 from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_file_key, validate_key
 
 _NO_HARD_LINK_ERRNOS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
@@ -72,10 +81,23 @@ class LocalStore:
         with self._translate_errors(key, is_read=True):
             return self._object_path(key).stat().st_mtime_ns // 1_000_000
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
         with self._translate_errors(key, is_read=True), self._object_path(key).open("rb") as file:
             file.seek(start)
-            return file.read(length)
+            body = file.read(length)
+            # After the read, which detects changes during the read as well.
+            if version and _file_version(os.fstat(file.fileno())) != version:
+                raise _changed_error(key, self.url)
+            return body
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and version of the file; see `Store.head`."""
+        path = self._object_path(key)
+        with self._translate_errors(key, is_read=True):
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
+            return ObjectInfo(key, found.st_size, _file_version(found))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         """Return a part of `scratch` if the object fits into it, otherwise a new buffer."""
@@ -213,7 +235,18 @@ def _walk_objects(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
                 yield from _walk_objects(Path(entry.path), f"{prefix}{entry.name}/")
             elif entry.is_file() and not entry.name.startswith(PARTIAL_FILE_PREFIX):
                 with suppress(FileNotFoundError):
-                    yield ObjectInfo(prefix + entry.name, entry.stat().st_size)
+                    found = entry.stat()
+                    yield ObjectInfo(prefix + entry.name, found.st_size, _file_version(found))
+
+
+def _file_version(found: os.stat_result) -> str:
+    return f"{found.st_mtime_ns}-{found.st_size}"
+
+
+def _changed_error(key: str, url: str) -> ObjectChangedError:
+    return ObjectChangedError(
+        f"{key} in {url} was changed after its version was read.", do=CHANGED_REMEDY
+    )
 
 
 def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
@@ -329,8 +362,16 @@ class MemoryStore:
                 f"{key} does not exist in {self.url}.", do=NOT_FOUND_REMEDY
             ) from None
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self.get(key)[start : start + length]
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
+        body = self.get(key)
+        if version and body_version(body) != version:
+            raise _changed_error(key, self.url)
+        return body[start : start + length]
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and version of the object; see `Store.head`."""
+        body = self.get(key)
+        return ObjectInfo(key, len(body), body_version(body))
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         """Return a read-only view of the stored bytes, without a copy; `scratch` is not used."""
@@ -353,7 +394,7 @@ class MemoryStore:
         for full_key in sorted(key for key in tuple(self._objects) if key.startswith(folder)):
             entry = self._objects.get(full_key)
             if entry is not None and full_key[skip:] > after:
-                yield ObjectInfo(full_key[skip:], len(entry[0]))
+                yield ObjectInfo(full_key[skip:], len(entry[0]), body_version(entry[0]))
 
     def delete(self, key: str) -> None:
         self._objects.pop(self._full_key(key), None)
@@ -377,6 +418,11 @@ class MemoryStore:
 
     def _key_prefix(self) -> str:
         return f"{self._root.prefix}/" if self._root.prefix else ""
+
+
+def body_version(body: bytes) -> str:
+    """Return the version of an object in memory: a hash of its content."""
+    return hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
 def _make_private_store(root: RootUrl, objects: ObjectsByKey) -> MemoryStore:

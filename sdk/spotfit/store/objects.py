@@ -14,6 +14,7 @@ from spotfit.core.errors import (
     AlreadyExistsError,
     ConfigError,
     NotFoundError,
+    ObjectChangedError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
@@ -21,6 +22,7 @@ from spotfit.core.errors import (
 from spotfit.store import clients
 from spotfit.store.api import (
     ALREADY_EXISTS_REMEDY,
+    CHANGED_REMEDY,
     NOT_FOUND_REMEDY,
     PERMISSION_REMEDY,
     TRANSIENT_REMEDY,
@@ -86,20 +88,30 @@ class ObjectStore:
         meta = self._call_with_retries(key, lambda client: client.head(key))
         return round(meta["last_modified"].timestamp() * 1000)
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
         """Return a part of the object, `b""` beyond its end; see `Store.get_range`.
 
-        One request per attempt; an empty range also sends one.
+        One request per attempt; an empty range also sends one. Up to 8 MiB each attempt has a
+        timeout of 10 s, above of 5 minutes.
         """
         # Servers reject an empty range, so at least one byte is requested.
         options: GetOptions = {"range": (start, start + max(length, 1))}
+        if version:
+            options["if_match"] = version
         try:
             body = self._call_with_retries(
-                key, lambda client: client.get(key, options=options).bytes().to_bytes()
+                key,
+                lambda client: client.get(key, options=options).bytes().to_bytes(),
+                for_transfers=length > PART_BYTES,
             )
             return body[:length]
         except _RangeNotSatisfiableError:
             return b""
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and ETag of the object in one request; see `Store.head`."""
+        meta = self._call_with_retries(key, lambda client: client.head(key))
+        return _to_object_info(meta)._replace(key=key)
 
     def get_memoryview(self, key: str, scratch: memoryview) -> memoryview:
         """Return the object in a buffer of obstore, without a copy; `scratch` is not used."""
@@ -287,7 +299,7 @@ class _ResumableListing:
         after = self._after.encode()
         try:
             for chunk in self._chunks:
-                infos = (ObjectInfo(meta["path"], meta["size"]) for meta in chunk)
+                infos = map(_to_object_info, chunk)
                 if page := [info for info in infos if info.key.encode() > after]:
                     self._after = page[-1].key  # a new listing starts here after an error
                     return page
@@ -295,6 +307,13 @@ class _ResumableListing:
             self._chunks = None
             raise
         return []
+
+
+def _to_object_info(meta: ObjectMeta) -> ObjectInfo:
+    # Azure's listings contain ETags without the quotes that conditions require.
+    etag = meta["e_tag"] or ""
+    version = f'"{etag}"' if etag and '"' not in etag else etag
+    return ObjectInfo(meta["path"], meta["size"], version)
 
 
 # ── translation of obstore's errors ──────────────────────────────────────────────────────────────
@@ -355,10 +374,7 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
     if is_create and is_taken and (status == 412 or type(error).__name__ == "AlreadyExistsError"):
         return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
     if status == 412:
-        return StoreError(
-            f"{what} was replaced while it was read.",
-            do="Repeat the operation, and find out who else writes to this folder.",
-        )
+        return ObjectChangedError(f"{what} was replaced while it was read.", do=CHANGED_REMEDY)
     if _MISSING_BUCKET.search(text):
         return StoreError(
             f"The bucket of {what} does not exist.",

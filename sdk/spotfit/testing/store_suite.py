@@ -23,6 +23,7 @@ from spotfit.core.errors import (
     AtomicCreateUnsupportedError,
     ConfigError,
     NotFoundError,
+    ObjectChangedError,
 )
 from spotfit.store.api import Store
 from spotfit.store.factory import probe_create
@@ -120,6 +121,28 @@ class StoreSuite:
             NotFoundError, lambda: store.get_memoryview("nothing", memoryview(bytearray(1)))
         )
 
+    def test_a_range_of_a_listed_version_is_read(self, store: Store) -> None:
+        """`get_range` accepts the version of a listing and of `head`, which are the same."""
+        store.put("folder/object", b"0123456789")
+        (listed,) = store.list("folder")
+        assert store.head("folder/object") == listed
+        assert store.get_range("folder/object", 2, 3, version=listed.version) == b"234"
+        assert store.get_range("folder/object", 10, 1, version=listed.version) == b""
+
+    def test_a_range_of_a_replaced_version_is_refused(self, store: Store) -> None:
+        """`get_range` raises `ObjectChangedError` if the object was replaced."""
+        store.put("object", b"0123456789")
+        version = store.head("object").version
+        store.put("object", b"9876543210-")
+        _assert_raises(ObjectChangedError, lambda: store.get_range("object", 2, 3, version=version))
+        assert store.head("object").version != version
+
+    def test_head_of_a_missing_object_raises_not_found(self, store: Store) -> None:
+        """`head` raises `NotFoundError` for a missing object and for a folder."""
+        store.put("folder/object", b"")
+        _assert_raises(NotFoundError, lambda: store.head("nothing"))
+        _assert_raises(NotFoundError, lambda: store.head("folder"))
+
     def test_delete_is_idempotent(self, store: Store) -> None:
         """`delete` of a missing object is no error, and a deleted object is not listed."""
         store.put("folder/object", b"x")
@@ -165,7 +188,8 @@ class StoreSuite:
         """
         for n, key in enumerate(("b", "a/2", "a.b", "a/10", "ab/1")):
             store.put(key, b"x" * n)
-        assert list(store.list()) == [("a.b", 2), ("a/10", 3), ("a/2", 1), ("ab/1", 4), ("b", 0)]
+        sizes = [(found.key, found.size_bytes) for found in store.list()]
+        assert sizes == [("a.b", 2), ("a/10", 3), ("a/2", 1), ("ab/1", 4), ("b", 0)]
 
     def test_a_prefix_matches_whole_path_components(self, store: Store) -> None:
         """`list("a")` yields "a/1" but not "ab/1"."""

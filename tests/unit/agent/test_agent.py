@@ -1031,7 +1031,7 @@ def test_while_the_bucket_hangs_the_round_continues_and_entries_are_written_once
     cluster.finish_rank(1)
     cluster.finish_rank(0)
     cluster.advance_until(lambda: all(node.has_exited for node in cluster.nodes.values()))
-    keys_there = [key for (key, _) in cluster.store.list(".spotfit/reports")]
+    keys_there = [key for (key, *_) in cluster.store.list(".spotfit/reports")]
     lines = b"".join(cluster.read_object(key) for key in keys_there).splitlines()
     assert [msgspec.json.decode(line)["report_index"] for line in lines] == list(range(31))
 

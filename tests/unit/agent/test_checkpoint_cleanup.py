@@ -63,7 +63,7 @@ class Harness:
         return self.collector.is_busy
 
     def holds(self, name: str) -> bool:
-        return any(key.startswith(f"{name}/") for key, _ in self.store.list())
+        return any(key.startswith(f"{name}/") for key, *_ in self.store.list())
 
 
 def test_a_dropped_checkpoint_is_deleted() -> None:
@@ -174,7 +174,7 @@ def test_a_marker_is_written_for_every_assigned_name() -> None:
     harness.collector.record_name("c0", 3, is_generated=True)
     harness.collector.record_name("step-1", 3, is_generated=False)
     harness.run_until_idle(a_view())
-    left = {key for key, _ in harness.store.list()}
+    left = {key for key, *_ in harness.store.list()}
     assert left == {
         keys.name_marker("c0", 3, generated=True),
         keys.name_marker("step-1", 3, generated=False),
@@ -251,4 +251,4 @@ def test_a_late_deletion_of_a_former_leader_spares_a_reused_name(
     background_calls.complete()
     assert named == ["best@2-0"]
     check_present(store, "best@2-0")
-    assert {key.partition("/")[0] for key, _ in store.list()} == {".spotfit", "best@2-0"}
+    assert {key.partition("/")[0] for key, *_ in store.list()} == {".spotfit", "best@2-0"}

@@ -538,7 +538,7 @@ def test_metrics_are_stored_as_json_lines() -> None:
     cluster.finish_rank(0)
     cluster.advance_until(lambda: all(node.has_exited for node in cluster.nodes.values()))
     chunks = [
-        cluster.read_object(key) for (key, _) in cluster.store.list(f".spotfit/reports/{leader}")
+        cluster.read_object(key) for (key, *_) in cluster.store.list(f".spotfit/reports/{leader}")
     ]
     lines = [msgspec.json.decode(line) for line in b"".join(chunks).splitlines()]
     assert [(one["round"], one["report_index"], one["checkpoint"]) for one in lines] == [
@@ -560,7 +560,7 @@ def test_files_of_a_dropped_checkpoint_are_deleted() -> None:
     cluster.advance_until(lambda: cluster.last_event(CheckpointDropped))
     cluster.advance(1.0)
     assert cluster.last_event(CheckpointDropped).name == "c0"
-    left = {key for (key, _) in cluster.store.list() if "/c0/" in key or key.startswith("c0/")}
+    left = {key for (key, *_) in cluster.store.list() if "/c0/" in key or key.startswith("c0/")}
     assert left == set()
     assert cluster.read_object("c1/model") == b"weights"
 
@@ -587,7 +587,7 @@ def test_deletions_are_retried_after_store_errors() -> None:
     cluster.checkpoint(1, "c1")
     cluster.advance_until(lambda: not restore_store())
     cluster.advance(2.0)
-    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+    assert not any(key.startswith("c0/") for (key, *_) in cluster.store.list())
 
 
 def test_a_reused_name_gets_a_suffix_and_drops_the_earlier_checkpoint() -> None:
@@ -610,7 +610,7 @@ def test_a_reused_name_gets_a_suffix_and_drops_the_earlier_checkpoint() -> None:
         )
         cluster.advance(1.0)
     assert [one.name for one in cluster.view.checkpoints] == ["last@1-2"]
-    left = {key.partition("/")[0] for (key, _) in cluster.store.list()}
+    left = {key.partition("/")[0] for (key, *_) in cluster.store.list()}
     assert left == {".spotfit", "last@1-2"}
     cluster.fail_rank(1)
     cluster.wait_for_round()
@@ -739,7 +739,7 @@ def test_an_incomplete_upload_is_deleted_in_the_next_round() -> None:
         lambda: cluster.is_training and cluster.view.round and cluster.view.round.number == 2
     )
     cluster.advance(1.0)
-    assert not any(partial_checkpoint in key for (key, _) in cluster.store.list())
+    assert not any(partial_checkpoint in key for (key, *_) in cluster.store.list())
     assert cluster.read_object("c0/model") == b"weights"
 
 
@@ -756,7 +756,7 @@ def test_a_new_leader_finishes_deletions() -> None:
     cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: cluster.is_training, within_s=60)
     cluster.advance(1.0)
-    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+    assert not any(key.startswith("c0/") for (key, *_) in cluster.store.list())
     assert cluster.read_object("c1/model") == b"weights"
 
 
@@ -775,7 +775,7 @@ def test_machines_are_released_after_the_deletions_at_the_end() -> None:
     assert not all(group.is_closed for group in cluster.view.groups.values())
     cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: all(group.is_closed for group in cluster.view.groups.values()))
-    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+    assert not any(key.startswith("c0/") for (key, *_) in cluster.store.list())
 
 
 def test_deletions_delay_the_release_of_machines_by_a_minute_at_most() -> None:
@@ -810,9 +810,9 @@ def test_a_new_leader_after_training_finishes_deletions() -> None:
     cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: cluster.leader is validating_node, within_s=60)
     cluster.advance_until(
-        lambda: not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+        lambda: not any(key.startswith("c0/") for (key, *_) in cluster.store.list())
     )
-    assert not any("/c0/" in key for (key, _) in cluster.store.list())
+    assert not any("/c0/" in key for (key, *_) in cluster.store.list())
     assert cluster.read_object("c1/model") == b"weights"
 
 
@@ -859,7 +859,7 @@ def test_the_leader_exits_after_all_deletions() -> None:
     assert not leader.has_exited
     cluster.store.delete = delete  # type: ignore[method-assign]  # the store recovers
     cluster.advance_until(lambda: leader.has_exited)
-    assert not any(key.startswith("c0/") for (key, _) in cluster.store.list())
+    assert not any(key.startswith("c0/") for (key, *_) in cluster.store.list())
 
 
 def test_the_leader_exits_although_a_shared_parent_is_not_deleted() -> None:

@@ -300,8 +300,8 @@ def test_the_marker_of_an_empty_folder_is_not_a_file() -> None:
         """Lists "p/sub/" as buckets do: by a key that cannot be read."""
 
         def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-            yield ObjectInfo("p", 0)
-            yield ObjectInfo("p/sub", 0)
+            yield ObjectInfo("p", 0, "")
+            yield ObjectInfo("p/sub", 0, "")
             yield from super().list(prefix, after=after)
 
     store = Marked()

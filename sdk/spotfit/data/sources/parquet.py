@@ -1,0 +1,217 @@
+"""Parquet files: a unit is a row group, which is read by one request and decoded on its own.
+
+PyArrow's Dataset scanner is not used: it has no address for a row group and keeps memory.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.source import DataFile
+from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.tensor_storage import decode_tensors, decoded_type, tensors_from_bytes
+
+_TAIL_BYTES = 64 * 2**10
+"""First request of a file; most footers are shorter."""
+_TRAILER_BYTES = 8
+"""Length of the footer and magic number."""
+_MAX_GAP_BYTES = 2**20
+"""Chunks of columns that are closer are read by one request: 1 MiB takes as long as a request."""
+_FOOTER_CACHE_BYTES = 32 * 2**20
+
+TensorColumns = Mapping[str, tuple[Any, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class ParquetFormat:
+    """Reads row groups."""
+
+    tensor_columns: TensorColumns = field(default_factory=dict)
+    """Element type and shape of binary columns whose bytes are tensors."""
+
+    @property
+    def identity(self) -> str:
+        """The tensor columns, which change the rows of a file."""
+        return f"parquet {sorted(self.tensor_columns.items())}"
+
+    def inspect(self, file: OpenFile) -> FileContent:
+        """Return columns and row groups from the footer."""
+        footer = _load_footer(file)
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+        return FileContent(
+            self._decoded_schema(footer.schema.to_arrow_schema()),
+            [
+                FileUnit(index, group.num_rows, _compressed_bytes(group))
+                for index, group in enumerate(groups)
+            ],
+        )
+
+    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
+        """Fetch the column chunks of a row group and decode them."""
+        footer = _footers.get(file)
+        stored = footer.schema.to_arrow_schema()
+        names = [name for name in stored.names if name in schema.names]
+        ranges = _merge(_chunk_ranges(footer.row_group(unit.position), stored, names))
+        fetched = _FetchedRanges(
+            file.size_bytes, [(start, file.read(start, end - start)) for start, end in ranges]
+        )
+        reader = pq.ParquetFile(pa.PythonFile(fetched, "r"), metadata=footer)
+        table = reader.read_row_group(unit.position, columns=names, use_threads=False)
+        return self._decode(table, file)
+
+    def _decoded_schema(self, schema: pa.Schema) -> pa.Schema:
+        fields = [pa.field(one.name, decoded_type(one), one.nullable) for one in schema]
+        for index, one in enumerate(fields):
+            if one.name in self.tensor_columns:
+                dtype, shape = self.tensor_columns[one.name]
+                empty = pa.chunked_array([], pa.binary())
+                fields[index] = one.with_type(tensors_from_bytes(empty, dtype, shape).type)
+        return pa.schema(fields)
+
+    def _decode(self, table: pa.Table, file: OpenFile) -> pa.Table:
+        for name, (dtype, shape) in self.tensor_columns.items():
+            if name not in table.column_names:
+                continue
+            try:
+                tensors = tensors_from_bytes(table[name], dtype, shape)
+            except (ValueError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"The column {name!r} of {file.path} does not have tensors of {dtype} with "
+                    f"shape {shape}: {error}",
+                    do="Correct tensor_column_schema.",
+                ) from error
+            table = table.set_column(table.column_names.index(name), name, tensors)
+        return decode_tensors(table)
+
+
+# --- footers --------------------------------------------------------------------------------------
+
+
+def _load_footer(file: OpenFile) -> pq.FileMetaData:
+    """Read the footer by one request, or by two if it is longer than `_TAIL_BYTES`."""
+    tail = file.read(max(0, file.size_bytes - _TAIL_BYTES))
+    length = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
+    if tail[-4:] != b"PAR1" or length > file.size_bytes:
+        raise ConfigError(
+            f"{file.path} is not a Parquet file, or is incomplete or encrypted.",
+            do="Remove the file, write it again, or select files with file_extensions.",
+        )
+    if length > len(tail):
+        tail = file.read(file.size_bytes - length)
+    return pq.read_metadata(pa.BufferReader(memoryview(tail)[-length:]))
+
+
+class _FooterCache:
+    """Footers of the files that were read last. Threads may load one footer twice."""
+
+    def __init__(self) -> None:
+        self._footers: dict[DataFile, pq.FileMetaData] = {}
+        self._size_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, file: OpenFile) -> pq.FileMetaData:
+        found = self._footers.get(file.file)
+        if found is None:
+            found = _load_footer(file)
+            with self._lock:
+                self._add(file.file, found)
+        return found
+
+    def _add(self, file: DataFile, footer: pq.FileMetaData) -> None:
+        if self._footers.setdefault(file, footer) is not footer:
+            return
+        self._size_bytes += footer.serialized_size
+        while self._size_bytes > _FOOTER_CACHE_BYTES and len(self._footers) > 1:
+            oldest = next(iter(self._footers))
+            self._size_bytes -= self._footers.pop(oldest).serialized_size
+
+
+_footers = _FooterCache()
+
+
+# --- column chunks --------------------------------------------------------------------------------
+
+
+class _Range(NamedTuple):
+    start: int
+    end: int
+
+
+def _compressed_bytes(group: pq.RowGroupMetaData) -> int:
+    return sum(group.column(index).total_compressed_size for index in range(group.num_columns))
+
+
+def _chunk_ranges(
+    group: pq.RowGroupMetaData, schema: pa.Schema, names: Sequence[str]
+) -> Iterator[_Range]:
+    """Yield the bytes of the wanted columns, which may have several leaves each."""
+    leaf = 0
+    for one in schema:
+        leaves = range(leaf, leaf + _leaf_count(one.type))
+        leaf = leaves.stop
+        if one.name in names:
+            for index in leaves:
+                chunk = group.column(index)
+                start = chunk.dictionary_page_offset or chunk.data_page_offset
+                start = min(start, chunk.data_page_offset)
+                yield _Range(start, start + chunk.total_compressed_size)
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _leaf_count(kind.value_type)
+    return sum(_leaf_count(kind.field(n).type) for n in range(kind.num_fields)) or 1
+
+
+def _merge(ranges: Iterator[_Range]) -> list[_Range]:
+    merged: list[_Range] = []
+    for one in sorted(ranges):
+        if merged and one.start - merged[-1].end <= _MAX_GAP_BYTES:
+            merged[-1] = _Range(merged[-1].start, max(merged[-1].end, one.end))
+        else:
+            merged.append(one)
+    return merged
+
+
+class _FetchedRanges(io.RawIOBase):
+    """A file of which only some ranges are in memory; PyArrow asks once for each column chunk."""
+
+    def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes]]) -> None:
+        super().__init__()
+        self._size_bytes = size_bytes
+        self._parts = parts
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}
+        self._position = base[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> Any:
+        """Return a view of the bytes, without a copy."""
+        begin = self._position
+        end = self._size_bytes if size < 0 else min(begin + size, self._size_bytes)
+        for start, body in self._parts:
+            if start <= begin and end <= start + len(body):
+                self._position = end
+                return memoryview(body)[begin - start : end - start]
+        raise OSError(f"bytes {begin} to {end} are not in a column chunk that was fetched")
