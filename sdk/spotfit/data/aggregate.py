@@ -77,7 +77,9 @@ class AggregateFnV2:
         return None if current is None else self.finalize(current)
 
     def _has_null(self, block: pa.Table) -> bool:
-        return not self.ignore_nulls and self.on is not None and block.column(self.on).null_count > 0
+        return (
+            not self.ignore_nulls and self.on is not None and block.column(self.on).null_count > 0
+        )
 
 
 _NULL = object()
@@ -148,8 +150,9 @@ class Count(AggregateFnV2):
 
     def aggregate_block(self, block: pa.Table) -> int:
         """Return the number in a block."""
-        nulls = block.column(self.on).null_count if self.on and self.ignore_nulls else 0
-        return block.num_rows - nulls
+        nulls: int = block.column(self.on).null_count if self.on and self.ignore_nulls else 0
+        rows: int = block.num_rows
+        return rows - nulls
 
     def combine(self, current_accumulator: int, new: int) -> int:
         """Return the sum."""
@@ -334,7 +337,7 @@ class Unique(AggregateFnV2):
         encode_lists: Any = None,
     ) -> None:
         name = alias_name or f"unique({on})"
-        super().__init__(name, lambda: {}, on=on, ignore_nulls=ignore_nulls)
+        super().__init__(name, dict, on=on, ignore_nulls=ignore_nulls)
         self._encode_lists = encode_lists
 
     def aggregate_block(self, block: pa.Table) -> dict[Any, Any]:
@@ -348,9 +351,7 @@ class Unique(AggregateFnV2):
         else:
             values = column.unique().to_pylist()
         return {
-            _hashable(value): value
-            for value in values
-            if not (self.ignore_nulls and value is None)
+            _hashable(value): value for value in values if not (self.ignore_nulls and value is None)
         }
 
     def combine(self, current_accumulator: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:

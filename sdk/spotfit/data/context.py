@@ -7,14 +7,12 @@ accepted and have no effect.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from spotfit.core.errors import ConfigError
-
-_log = logging.getLogger("spotfit.data")
+from spotfit.host import log
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class DataContext:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("enable_progress_bars", "execution_options"):
-            _log.debug("data_context.ignored", extra={"setting": name})
+            log.debug("data.setting_ignored", setting=name)
         super().__setattr__(name, value)
 
 
@@ -173,5 +171,3 @@ def check_pool_size(setting: str, size: PoolSize) -> PoolSize:
             do="Pass numbers of at least 1, the smaller one first.",
         )
     return size
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,8 @@ from spotfit.data.row_functions import (
     block_rows,
     map_batches_transform,
 )
-from spotfit.data.row_plan import UNSHUFFLED, RowPlan, Rows, ShuffleSettings, ordered_blocks
+from spotfit.data.row_plan import UNSHUFFLED, RowPlan, Rows, ordered_blocks
+from spotfit.data.row_plan import ShuffleSettings as ShuffleSettings
 from spotfit.data.schema import Schema
 from spotfit.data.selections import FlatMapSource, row_filter
 from spotfit.data.source import Source
@@ -66,8 +67,7 @@ from spotfit.data.user_functions import (
     user_function,
 )
 from spotfit.data.zipped_source import ZippedSource
-
-_log = logging.getLogger("spotfit.data")
+from spotfit.host import log
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,8 +135,8 @@ class Dataset:
         *,
         batch_size: int | str | None = None,
         batch_format: BatchFormat = "default",
-        zero_copy_batch: bool = True,  # noqa: ARG002 - arrays are always writable
-        udf_modifying_row_count: bool = True,  # noqa: ARG002 - the number of rows is checked
+        zero_copy_batch: bool = True,
+        udf_modifying_row_count: bool = True,
         **options: Unpack[FunctionOptions],
     ) -> Dataset:
         """Return this dataset with a function, or callable class, applied to batches.
@@ -156,7 +156,7 @@ class Dataset:
         **options: Unpack[ResourceOptions],
     ) -> Dataset:
         """Return this dataset with the column that the function returns for a batch."""
-        function = user_function("add_column", fn, FunctionOptions(**options))
+        function = user_function("add_column", fn, options)
         return self.with_transform(add_column_transform(function, col, batch_format))
 
     def with_column(
@@ -176,7 +176,9 @@ class Dataset:
         merged = {name: expr for part in (exprs, *more_exprs) for name, expr in part.items()}
         return self.with_transform(WithColumns(merged))
 
-    def drop_columns(self, cols: str | Sequence[str], **options: Unpack[ResourceOptions]) -> Dataset:
+    def drop_columns(
+        self, cols: str | Sequence[str], **options: Unpack[ResourceOptions]
+    ) -> Dataset:
         """Return this dataset without these columns, which are not read if nothing needs them."""
         check_resources("drop_columns()", options)
         names = _distinct_names("drop_columns", cols)
@@ -185,7 +187,7 @@ class Dataset:
     def select_columns(
         self, cols: str | Sequence[str], **options: Unpack[ResourceOptions]
     ) -> Dataset:
-        """Return this dataset with these columns only; others are not read if nothing needs them."""
+        """Return this dataset with these columns only; others are read only if needed."""
         check_resources("select_columns()", options)
         return self.with_transform(SelectColumns(_distinct_names("select_columns", cols)))
 
@@ -251,7 +253,7 @@ class Dataset:
         self,
         key: str | Sequence[str],
         descending: bool | Sequence[bool] = False,  # noqa: FBT001, FBT002 - as in Ray
-        boundaries: Any = None,  # noqa: ARG002 - rows are not partitioned
+        boundaries: Any = None,
     ) -> Dataset:
         """Return the rows sorted by columns. They are sorted in memory, on first use."""
         return self._from_table(lambda: sorted_table(self._plan, key, descending))
@@ -260,7 +262,7 @@ class Dataset:
         self,
         ds: Dataset,
         join_type: str,
-        num_partitions: int = 1,  # noqa: ARG002 - rows are not partitioned
+        num_partitions: int = 1,
         on: Sequence[str] = ("id",),
         right_on: Sequence[str] | None = None,
         left_suffix: str | None = None,
@@ -276,7 +278,7 @@ class Dataset:
     def groupby(
         self,
         key: str | Sequence[str] | None,
-        num_partitions: int | None = None,  # noqa: ARG002 - rows are not partitioned
+        num_partitions: int | None = None,
     ) -> GroupedData[Dataset]:
         """Return the rows grouped by columns; None: one group. Its results are held in memory."""
         keys = [] if key is None else [key] if isinstance(key, str) else list(key)
@@ -302,7 +304,7 @@ class Dataset:
         """
         check_resources("random_shuffle()", options)
         if num_blocks is not None:
-            _log.debug("dataset.ignored_options", extra={"method": "random_shuffle"})
+            log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
@@ -326,8 +328,13 @@ class Dataset:
         `shuffle` shuffles as `random_shuffle` does; `sort` sorts by `keys`. For other row groups in
         files, use `materialize(url)` or `write_parquet`.
         """
-        ignored = {"num_blocks": num_blocks, "rows": target_num_rows_per_block, "strict": strict}
-        _log.info("dataset.repartition_ignored", extra=ignored)
+        log.info(
+            "data.repartition_ignored",
+            num_blocks=num_blocks,
+            rows=target_num_rows_per_block,
+            strict=strict,
+            reason="rows are dealt out in steps, whatever the number of units is",
+        )
         result = self.sort(list(keys)) if sort and keys else self
         return result.random_shuffle() if shuffle else result
 
@@ -338,7 +345,7 @@ class Dataset:
         n: int,
         *,
         equal: bool = False,
-        locality_hints: Any = None,  # noqa: ARG002 - rows have no place
+        locality_hints: Any = None,
     ) -> list[Dataset]:
         """Return `n` parts; `equal` leaves out the remainder of the division."""
         return self._parts(even_bounds(n, equal=equal), n)
@@ -391,7 +398,9 @@ class Dataset:
 
         `split_type="hash"` decides by the value of `hash_column`: equal values stay together.
         """
-        if split_type not in ("random", "hash") or (split_type == "hash") != (hash_column is not None):
+        if split_type not in ("random", "hash") or (split_type == "hash") != (
+            hash_column is not None
+        ):
             raise ConfigError(
                 f"streaming_train_test_split(split_type={split_type!r}, "
                 f"hash_column={hash_column!r}) is not valid.",
@@ -406,14 +415,14 @@ class Dataset:
         """Return the number of rows; reads headers of files only, unless rows were filtered."""
         return self.manifest.row_count
 
-    def schema(self, fetch_if_missing: bool = True) -> Schema:  # noqa: ARG002, FBT001, FBT002 - as in Ray
+    def schema(self, fetch_if_missing: bool = True) -> Schema:  # noqa: FBT001, FBT002 - as in Ray
         """Return names and types of the columns.
 
         Functions of the user are called with the first rows.
         """
         return Schema(self._plan.schema)
 
-    def columns(self, fetch_if_missing: bool = True) -> list[str]:  # noqa: ARG002, FBT001, FBT002 - as in Ray
+    def columns(self, fetch_if_missing: bool = True) -> list[str]:  # noqa: FBT001, FBT002 - as in Ray
         """Return the names of the columns."""
         return self.schema().names
 
@@ -483,13 +492,13 @@ class Dataset:
 
     def input_files(self) -> list[str]:
         """Return the addresses of the files that are read."""
-        return sorted(self.manifest.input_files)
+        return sorted(self._plan.input_files)
 
     def stats(self) -> str:
         """Return a description of what is read and how it is transformed."""
         return describe(self._plan, self._shuffle, self._name)
 
-    def get_stats_summary(self, detail: bool = False) -> str:  # noqa: ARG002, FBT001, FBT002 - as in Ray
+    def get_stats_summary(self, detail: bool = False) -> str:  # noqa: FBT001, FBT002 - as in Ray
         """Return `stats()`."""
         return self.stats()
 
@@ -517,8 +526,9 @@ class Dataset:
         return replace(ds)
 
     def get_dataset_id(self) -> str:
-        """Return a hexadecimal text that identifies rows and transforms."""
-        return self._plan.digest
+        """Return a hexadecimal text that identifies rows, transforms and shuffle."""
+        content = f"{self._plan.identity} {tuple(self._shuffle)}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def has_serializable_lineage(self) -> bool:
         """Return True: a dataset can be pickled."""
@@ -580,7 +590,7 @@ class Dataset:
         n: int,
         *,
         equal: bool = False,
-        locality_hints: Any = None,  # noqa: ARG002 - rows have no place
+        locality_hints: Any = None,
     ) -> list[DataIterator]:
         """Return a `DataIterator` over each of `n` parts."""
         return [part.iterator() for part in self.split(n, equal=equal)]
@@ -590,13 +600,17 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of the transformed rows, which are computed now, in this order.
 
-        Without `path` they are held in memory. With the path or URL of a folder they are written as
-        Parquet files for fast reading, with row groups of `row_group_bytes`, and read from there.
+        Without `path` they are held in memory. With the path or URL of a folder they are written to
+        a subfolder as Parquet files for fast reading, with row groups of `row_group_bytes`, and
+        read from there. A later call with the same rows and transforms reads these files: delete
+        them after a change of code that the functions import.
         """
         if path is None:
             table = concat_blocks([*self._ordered_blocks()] or [self._plan.schema.empty_table()])
             return replace(Dataset.of_source(TableSource(table)), _name=self._name)
-        source = writers.materialize(path, self._ordered_blocks(), row_group_bytes)
+        folder = writers.open_folder(path).subtree(self.get_dataset_id()[:16])
+        blocks, schema = self._ordered_blocks(), self._plan.schema
+        source = writers.materialize(folder, blocks, schema, row_group_bytes)
         return replace(Dataset.of_source(source), _name=self._name)
 
     def to_pandas(self, limit: int | None = None) -> Any:
@@ -609,7 +623,7 @@ class Dataset:
         """Write Parquet files to a folder.
 
         Ray's arguments are `partition_cols`, `filesystem`, `filename_provider`,
-        `min_rows_per_file`, `max_rows_per_file`, `mode`, and those of `pyarrow.parquet.write_table`.
+        `min_rows_per_file`, `max_rows_per_file`, `mode`, and those of `pyarrow`'s writer.
         """
         self._write("write_parquet", path, "parquet", writers.parquet_encoder, options)
 
@@ -637,7 +651,8 @@ class Dataset:
         encode = writers.image_encoder(column, file_format)
         write_options, _ = writers.WriteOptions.of_arguments("write_images", options)
         blocks = ordered_blocks(self._plan, self._shuffle, columns=[column])
-        writers.write_rows(path, blocks, file_format, encode, write_options)
+        store = writers.open_folder(path, write_options.filesystem)
+        writers.write_rows(store, blocks, file_format, encode, write_options)
 
     def to_dask(self, *, path: str | None = None, **_options: Any) -> Any:
         """Write Parquet files to `path`, and return the Dask DataFrame that reads them."""
@@ -751,7 +766,8 @@ class Dataset:
     ) -> None:
         write_options, encoder_options = writers.WriteOptions.of_arguments(method, options)
         encode = encoder(**encoder_options)
-        writers.write_files(path, self._ordered_blocks(), suffix, encode, write_options)
+        store = writers.open_folder(path, write_options.filesystem)
+        writers.write_files(store, self._ordered_blocks(), suffix, encode, write_options)
 
 
 MaterializedDataset = Dataset

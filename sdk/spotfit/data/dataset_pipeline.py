@@ -40,7 +40,7 @@ class DatasetPipeline(Generic[DatasetT]):
         """Yield the dataset once for each pass."""
         return self.iter_epochs()
 
-    def rewindow(self, *, blocks_per_window: int, preserve_epoch: bool = True) -> Any:  # noqa: ARG002 - windows are chosen by the order
+    def rewindow(self, *, blocks_per_window: int, preserve_epoch: bool = True) -> Any:
         """Return this pipeline: windows are chosen by the order of the dataset."""
         return self
 
@@ -56,7 +56,7 @@ class DatasetPipeline(Generic[DatasetT]):
         """Return a pipeline of the dataset that the function returns for this one."""
         return DatasetPipeline(fn(self._dataset), self._passes)
 
-    def split(self, n: int, *, equal: bool = False, locality_hints: Any = None) -> list[Any]:  # noqa: ARG002 - rows have no place
+    def split(self, n: int, *, equal: bool = False, locality_hints: Any = None) -> list[Any]:
         """Return `n` pipelines of the parts of the dataset."""
         parts = self._dataset.split(n, equal=equal)
         return [DatasetPipeline(part, self._passes) for part in parts]

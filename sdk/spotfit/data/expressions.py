@@ -84,10 +84,10 @@ class Expr:
         return call("floor", call("divide", other, self))
 
     def __mod__(self, other: Any) -> Expr:
-        return self - (self // other) * other
+        return call("subtract", self, (self // other) * other)
 
     def __rmod__(self, other: Any) -> Expr:
-        return to_expression(other) % self
+        return call("subtract", other, (other // self) * self)
 
     def __neg__(self) -> Expr:
         return call("negate", self)
@@ -356,7 +356,7 @@ def lit(value: Any) -> LiteralExpr:
     return LiteralExpr(value)
 
 
-def udf(return_dtype: Any = None) -> Callable[[Any], Callable[..., UDFExpr]]:  # noqa: ARG001 - as in Ray
+def udf(return_dtype: Any = None) -> Callable[[Any], Callable[..., UDFExpr]]:
     """Decorate a function, or callable class, of Arrow arrays for use in expressions.
 
     The type of the result is that of the array which the function returns.
@@ -531,7 +531,9 @@ class _Parser:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.build(operand)
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
-                return to_expression(_OPERATORS[type(operator)](self.build(left), self.build(right)))
+                return to_expression(
+                    _OPERATORS[type(operator)](self.build(left), self.build(right))
+                )
             case ast.Compare():
                 return self._compare(node)
             case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:

@@ -73,7 +73,7 @@ class GroupedData(Generic[DatasetT]):
         fn: Any,
         *,
         batch_format: BatchFormat = "default",
-        zero_copy_batch: bool = True,  # noqa: ARG002 - arrays are always writable
+        zero_copy_batch: bool = True,
         **options: Unpack[FunctionOptions],
     ) -> DatasetT:
         """Return the batches that the function returns for the rows of each group."""
@@ -88,9 +88,7 @@ class GroupedData(Generic[DatasetT]):
         transform = WithColumns({column_name: expr})
         return self._to_dataset(lambda: mapped_groups(self._plan, self._keys, transform.bind()))
 
-    def _aggregate_on(
-        self, kind: Any, on: str | Sequence[str] | None, **options: Any
-    ) -> DatasetT:
+    def _aggregate_on(self, kind: Any, on: str | Sequence[str] | None, **options: Any) -> DatasetT:
         def table() -> pa.Table:
             names = [name for name in self._plan.schema.names if name not in self._keys]
             columns = names if on is None else [on] if isinstance(on, str) else on

@@ -41,7 +41,9 @@ def read_table(plan: RowPlan, call: str, columns: Sequence[str] | None = None) -
 
 
 def sorted_table(
-    plan: RowPlan, key: str | Sequence[str], descending: bool | Sequence[bool]  # noqa: FBT001
+    plan: RowPlan,
+    key: str | Sequence[str],
+    descending: bool | Sequence[bool],  # noqa: FBT001
 ) -> pa.Table:
     """Return the rows sorted by columns; equal ones keep their order, null values are last."""
     keys = [key] if isinstance(key, str) else list(key)

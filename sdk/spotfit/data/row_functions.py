@@ -148,7 +148,9 @@ def map_batches_transform(
     return MapBatches(function, batch_format, batch_size)
 
 
-def add_column_transform(function: UserFunction, column: str, batch_format: BatchFormat) -> AddColumn:
+def add_column_transform(
+    function: UserFunction, column: str, batch_format: BatchFormat
+) -> AddColumn:
     """Return the transform of a call of `add_column`. Raises `ConfigError`."""
     check_batch_format(batch_format)
     return AddColumn(function, column, batch_format)

@@ -91,7 +91,9 @@ class RowPlan:
         if len(identities) == 1:
             rows = Rows(lambda: Manifest.concat([plan.manifest for plan in plans]))
             return cls(rows, plans[0].transforms)
-        sources = [plan if not plan.transforms else cls.of_source(PlanSource(plan)) for plan in plans]
+        sources = [
+            plan if not plan.transforms else cls.of_source(PlanSource(plan)) for plan in plans
+        ]
         return cls(Rows(lambda: Manifest.concat([plan.manifest for plan in sources])))
 
     @property
@@ -258,7 +260,9 @@ def ordered_blocks(
     """
     read = plan.columns_to_read(columns)
     remaining = plan.manifest.row_count if limit is None else limit
-    for block in _shuffled_parts(plan.manifest, shuffle, read, is_sample=limit is not None, epoch=epoch):
+    for block in _shuffled_parts(
+        plan.manifest, shuffle, read, is_sample=limit is not None, epoch=epoch
+    ):
         if remaining <= 0:
             return
         yield plan.transform(block.slice(0, remaining), columns)

@@ -25,7 +25,6 @@ from spotfit.data.row_functions import block_rows, check_row, rows_to_block
 from spotfit.data.row_plan import RowPlan, ShuffleSettings
 from spotfit.data.source import IntArray, SourceUnits, int_array
 from spotfit.data.user_functions import (
-    FunctionOptions,
     UserFunction,
     check_resources,
     user_function,
@@ -107,7 +106,8 @@ class CountedSource:
 
     def count_rows(self, unit: int) -> int:
         """Return the number of rows of a unit."""
-        return self.select_rows(unit, None).num_rows
+        rows: int = self.select_rows(unit, None).num_rows
+        return rows
 
     def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
         """Return the rows of a unit."""
@@ -219,7 +219,7 @@ class FlatMapSource(CountedSource):
 # --- Filters --------------------------------------------------------------------------------------
 
 
-def row_filter(function: Any, expression: Any, options: FunctionOptions) -> RowFilter:
+def row_filter(function: Any, expression: Any, options: Mapping[str, Any]) -> RowFilter:
     """Return the filter of a call of `Dataset.filter`. Raises `ConfigError`.
 
     An expression is a text, an `Expr`, or one of `pyarrow.compute`.
@@ -227,7 +227,7 @@ def row_filter(function: Any, expression: Any, options: FunctionOptions) -> RowF
     if (function is None) == (expression is None):
         raise ConfigError(
             "filter() needs either a function or an expression.",
-            do="Pass fn=, or expr= such as \"x > 0\".",
+            do='Pass fn=, or expr= such as "x > 0".',
         )
     if expression is None and isinstance(function, Expr | pc.Expression):
         function, expression = None, function
@@ -365,7 +365,8 @@ class HashFilter:
             hashes = row_hashes(self.seed, first, block.num_rows)
             if self.end <= self.begin:
                 return np.zeros(block.num_rows, dtype=np.bool_)
-            return (hashes >= np.uint64(self.begin)) & (hashes <= np.uint64(self.end - 1))
+            mask: Mask = (hashes >= np.uint64(self.begin)) & (hashes <= np.uint64(self.end - 1))
+            return mask
 
         return select
 
@@ -401,8 +402,10 @@ class KeyFilter:
         """Return the function that hashes the values."""
 
         def select(block: pa.Table, _first: int) -> Mask:
-            below = [_text_hash(value) < self.end for value in block.column(self.column).to_pylist()]
-            return np.array(below, dtype=np.bool_) != self.is_complement
+            below = [
+                _text_hash(value) < self.end for value in block.column(self.column).to_pylist()
+            ]
+            return ~np.array(below, np.bool_) if self.is_complement else np.array(below, np.bool_)
 
         return select
 
@@ -447,7 +450,7 @@ class StratifiedFilter:
             for value, rows in rows_by_class(block.column(self.column)):
                 end = self.ends[value]
                 selected[rows] = hashes[rows] <= np.uint64(end - 1) if end else False
-            return selected != self.is_complement
+            return ~selected if self.is_complement else selected
 
         return select
 

@@ -85,7 +85,7 @@ def proportion_bounds(proportions: Sequence[float]) -> Bounds:
     return bounds
 
 
-def train_test_bounds(test_size: float) -> Bounds:
+def train_test_bounds(test_size: int | float) -> Bounds:
     """Return the bounds of a training part and, at the end, a test part.
 
     `test_size` is a fraction if it is a float, and a number of rows if it is an integer.
@@ -101,7 +101,7 @@ def train_test_bounds(test_size: float) -> Bounds:
     return bounds
 
 
-def stratified_plans(plan: RowPlan, column: str, test_size: float) -> tuple[RowPlan, RowPlan]:
+def stratified_plans(plan: RowPlan, column: str, test_size: int | float) -> tuple[RowPlan, RowPlan]:
     """Return the plans of a training and a test part with the same proportions of the classes."""
     _check_test_size(test_size)
 
@@ -154,7 +154,7 @@ def sample_filter(fraction: float, seed: int | None) -> HashFilter:
     return HashFilter(seed or 0, 0, share_end(fraction))
 
 
-def _check_test_size(test_size: float) -> None:
+def _check_test_size(test_size: int | float) -> None:
     if isinstance(test_size, bool) or not isinstance(test_size, int | float):
         raise ConfigTypeError(
             f"test_size={test_size!r} is neither a fraction nor a number of rows.",

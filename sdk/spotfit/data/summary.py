@@ -40,7 +40,9 @@ class DatasetSummary:
         columns: dict[str, list[Any]] = {"statistic": names}
         for column, values in self.statistics.items():
             columns[column] = [values.get(name) for name in names]
-        return to_batch(pa.table({name: _column(values) for name, values in columns.items()}), "pandas")
+        return to_batch(
+            pa.table({name: _column(values) for name, values in columns.items()}), "pandas"
+        )
 
 
 def _column(values: list[Any]) -> pa.Array:

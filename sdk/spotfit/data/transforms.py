@@ -114,7 +114,7 @@ class SelectColumns:
         check_columns(self.name, self.columns, names)
         return list(self.columns)
 
-    def input_names(self, needed: Sequence[str]) -> list[str]:  # noqa: ARG002 - a select is strict
+    def input_names(self, needed: Sequence[str]) -> list[str]:
         """Return the selected columns."""
         return list(self.columns)
 
@@ -282,7 +282,9 @@ def set_column(block: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -
     return block.append_column(name, values)
 
 
-def check_columns(call: str, columns: Sequence[str] | Mapping[str, str], known: Sequence[str]) -> None:
+def check_columns(
+    call: str, columns: Sequence[str] | Mapping[str, str], known: Sequence[str]
+) -> None:
     """Raise `ConfigError` if one of `columns` is not in `known`; `call` is what the user wrote."""
     unknown = [name for name in columns if name not in known]
     if unknown:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,7 @@ from typing import Any, TypedDict
 from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.context import ActorPoolStrategy, PoolSize, TaskPoolStrategy, check_pool_size
-
-_log = logging.getLogger("spotfit.data")
+from spotfit.host import log
 
 
 class ResourceOptions(TypedDict, total=False):
@@ -86,8 +84,8 @@ def _call(
     return function(*values, *args, **kwargs)
 
 
-def user_function(method: str, function: Any, options: FunctionOptions) -> UserFunction:
-    """Return the function of a call such as `map(function, **options)`.
+def user_function(method: str, function: Any, options: Mapping[str, Any]) -> UserFunction:
+    """Return the function of a call such as `map(function, **options)`, with `FunctionOptions`.
 
     Raises `ConfigError` if it is not callable, asynchronous, or requests GPUs.
     """
@@ -137,7 +135,7 @@ def check_resources(name: str, options: Mapping[str, Any]) -> PoolSize | None:
         )
     ignored = sorted(set(options) - _USED_OPTIONS)
     if ignored:
-        _log.debug("dataset.ignored_options", extra={"method": name, "options": ignored})
+        log.debug("data.argument_ignored", function=name, argument=", ".join(ignored))
     return _pool_size(name, options.get("compute"), options.get("concurrency"))
 
 
@@ -195,6 +193,5 @@ def _fingerprint(value: Any) -> str:
         methods = [_fingerprint(member) for member in members if inspect.isfunction(member)]
         return f"{fingerprint_definition(value)} {methods}"
     if inspect.ismethod(value):
-        return f"{fingerprint_definition(value.__func__)} {_fingerprint(value.__self__)}"
+        return f"{_fingerprint(value.__func__)} {_fingerprint(value.__self__)}"
     return f"{_fingerprint(type(value))} {stable_repr(getattr(value, '__dict__', None))}"
-

@@ -21,7 +21,11 @@ import pyarrow.compute as pc
 from spotfit.core.errors import AlreadyExistsError, ConfigError
 from spotfit.data.batches import concat_blocks
 from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.row_functions import block_rows
+from spotfit.data.sources.file_source import FileSource
+from spotfit.data.sources.parquet import ParquetFormat
+from spotfit.data.tensor_storage import encode_tensors
 from spotfit.data.transforms import check_columns
 from spotfit.host.plugins import require_module
 from spotfit.store.api import Store
@@ -37,10 +41,12 @@ ROW_GROUP_BYTES = 8 * 2**20
 """Decoded size of a row group: small enough to mix, large enough for one request each."""
 _UPLOADS = 4
 """Files that are encoded or uploaded at the same time; each is held in memory."""
+_COMPLETE_KEY = "_SUCCESS"
+"""An empty object beside files that are complete, as Spark and Hadoop write it."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
-class SaveMode(str, enum.Enum):
+class SaveMode(enum.StrEnum):
     """What to do where files exist already."""
 
     CREATE = "create"
@@ -113,13 +119,12 @@ class WriteOptions:
 
 
 def write_files(
-    path: str | Path, blocks: Iterable[pa.Table], suffix: str, encode: Encoder, options: WriteOptions
+    store: Store, blocks: Iterable[pa.Table], suffix: str, encode: Encoder, options: WriteOptions
 ) -> list[str]:
-    """Write all rows to files below `path`, and return their keys.
+    """Write all rows to files in `store`, and return their keys.
 
     A process that is killed leaves whole files only. Raises `AlreadyExistsError` by the mode.
     """
-    store = open_folder(path, options.filesystem)
     if not _prepare(store, SaveMode(options.mode)):
         return []
     write_id, keys = uuid.uuid4().hex, []
@@ -141,14 +146,13 @@ def write_files(
 
 
 def write_rows(
-    path: str | Path,
+    store: Store,
     blocks: Iterable[pa.Table],
     suffix: str,
     encode: Callable[[dict[str, Any]], bytes],
     options: WriteOptions,
 ) -> int:
-    """Write a file for each row below `path`, and return their number."""
-    store = open_folder(path, options.filesystem)
+    """Write a file for each row, and return their number."""
     if not _prepare(store, SaveMode(options.mode)):
         return 0
     write_id, count = uuid.uuid4().hex, 0
@@ -165,7 +169,7 @@ def write_rows(
     return count
 
 
-def open_folder(path: str | Path, filesystem: Any) -> Store:
+def open_folder(path: str | Path, filesystem: Any = None) -> Store:
     """Return the store at a path or URL, or at a path of a file system of pyarrow or fsspec."""
     if filesystem is not None:
         return open_filesystem_store(filesystem, str(path))
@@ -271,9 +275,7 @@ def _row_name(
 # --- Formats --------------------------------------------------------------------------------------
 
 
-def parquet_encoder(
-    row_group_bytes: int = ROW_GROUP_BYTES, **arrow_parquet_args: Any
-) -> Encoder:
+def parquet_encoder(row_group_bytes: int = ROW_GROUP_BYTES, **arrow_parquet_args: Any) -> Encoder:
     """Return the encoder of Parquet files; the arguments are those of `pyarrow`'s writer."""
     import pyarrow.parquet as pq
 
@@ -290,7 +292,8 @@ def parquet_encoder(
 
 def rows_per_group(rows: pa.Table, group_bytes: int) -> int:
     """Return how many of the rows have about `group_bytes`; at least one."""
-    return max(1, min(rows.num_rows, rows.num_rows * group_bytes // max(rows.nbytes, 1)))
+    count: int = rows.num_rows
+    return max(1, min(count, count * group_bytes // max(rows.nbytes, 1)))
 
 
 def csv_encoder(**arrow_csv_args: Any) -> Encoder:
@@ -396,6 +399,31 @@ def _pillow_name(file_format: str) -> str:
     return {"jpg": "jpeg"}.get(file_format, file_format)
 
 
+# --- Files that spotfit reads again ---------------------------------------------------------------
+
+
+def materialize(
+    folder: Store,
+    blocks: Iterable[pa.Table],
+    schema: pa.Schema,
+    row_group_bytes: int,
+) -> FileSource:
+    """Write rows to Parquet files for fast reading, and return the source of these files.
+
+    If an earlier call has written all files of this folder, nothing is written. Tensors are stored
+    as bytes, see `tensor_storage`.
+    """
+    if not any(info.key == _COMPLETE_KEY for info in folder.list()):
+        encode = parquet_encoder(row_group_bytes)
+        write_options = WriteOptions(mode=SaveMode.OVERWRITE)
+        encoded = (encode_tensors(block) for block in blocks)
+        if not write_files(folder, encoded, "parquet", encode, write_options):
+            folder.put("empty.parquet", encode(encode_tensors(schema.empty_table())))
+        folder.put(_COMPLETE_KEY, b"")
+    options = PathOptions(format_extensions=("parquet",))
+    return FileSource(FileSet.of_paths([folder.url], options, None), ParquetFormat())
+
+
 # --- Other libraries ------------------------------------------------------------------------------
 
 
@@ -415,5 +443,5 @@ def export_to(
     if isinstance(library, str):
         library = require_module(library, extra="data")
     options = WriteOptions(mode=SaveMode.CREATE)
-    write_files(path, blocks, "parquet", parquet_encoder(), options)
+    write_files(open_folder(path), blocks, "parquet", parquet_encoder(), options)
     return getattr(library, reader)(str(path))
