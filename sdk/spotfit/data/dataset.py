@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data import writers
+from spotfit.data import file_encoders, writers
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique, fold_all
 from spotfit.data.batches import BatchFormat, concat_blocks, to_batch
 from spotfit.data.context import DataContext
@@ -24,6 +24,7 @@ from spotfit.data.expressions import Expr
 from spotfit.data.grouped_data import GroupedData
 from spotfit.data.manifest import Manifest
 from spotfit.data.relational import joined_table, sorted_table
+from spotfit.data.row_filters import row_filter
 from spotfit.data.row_functions import (
     MapRows,
     add_column_transform,
@@ -33,7 +34,7 @@ from spotfit.data.row_functions import (
 from spotfit.data.row_plan import UNSHUFFLED, RowPlan, Rows, ordered_blocks
 from spotfit.data.row_plan import ShuffleSettings as ShuffleSettings
 from spotfit.data.schema import Schema
-from spotfit.data.selections import FlatMapSource, row_filter
+from spotfit.data.selections import FlatMapSource
 from spotfit.data.source import Source
 from spotfit.data.sources.tables import TableSource
 from spotfit.data.splits import (
@@ -596,7 +597,10 @@ class Dataset:
         return [part.iterator() for part in self.split(n, equal=equal)]
 
     def materialize(
-        self, path: str | Path | None = None, *, row_group_bytes: int = writers.ROW_GROUP_BYTES
+        self,
+        path: str | Path | None = None,
+        *,
+        row_group_bytes: int = file_encoders.ROW_GROUP_BYTES,
     ) -> Dataset:
         """Return a dataset of the transformed rows, which are computed now, in this order.
 
@@ -625,30 +629,30 @@ class Dataset:
         Ray's arguments are `partition_cols`, `filesystem`, `filename_provider`,
         `min_rows_per_file`, `max_rows_per_file`, `mode`, and those of `pyarrow`'s writer.
         """
-        self._write("write_parquet", path, "parquet", writers.parquet_encoder, options)
+        self._write("write_parquet", path, "parquet", file_encoders.parquet_encoder, options)
 
     def write_csv(self, path: str | Path, **options: Any) -> None:
         """Write CSV files to a folder; arguments as for `write_parquet`, and `pyarrow.csv`'s."""
-        self._write("write_csv", path, "csv", writers.csv_encoder, options)
+        self._write("write_csv", path, "csv", file_encoders.csv_encoder, options)
 
     def write_json(self, path: str | Path, **options: Any) -> None:
         """Write files with a line of JSON per row to a folder; arguments as for `write_parquet`."""
-        self._write("write_json", path, "json", writers.json_encoder, options)
+        self._write("write_json", path, "json", file_encoders.json_encoder, options)
 
     def write_orc(self, path: str | Path, **options: Any) -> None:
         """Write ORC files to a folder; arguments as for `write_parquet`."""
-        self._write("write_orc", path, "orc", writers.orc_encoder, options)
+        self._write("write_orc", path, "orc", file_encoders.orc_encoder, options)
 
     def write_numpy(self, path: str | Path, *, column: str, **options: Any) -> None:
         """Write `.npy` files with the values of a column to a folder."""
-        encoder = partial(writers.numpy_encoder, column)
+        encoder = partial(file_encoders.numpy_encoder, column)
         self._write("write_numpy", path, "npy", encoder, options)
 
     def write_images(
         self, path: str | Path, column: str, file_format: str = "png", **options: Any
     ) -> None:
         """Write an image file for each row to a folder; needs Pillow."""
-        encode = writers.image_encoder(column, file_format)
+        encode = file_encoders.image_encoder(column, file_format)
         write_options, _ = writers.WriteOptions.of_arguments("write_images", options)
         blocks = ordered_blocks(self._plan, self._shuffle, columns=[column])
         store = writers.open_folder(path, write_options.filesystem)
@@ -761,7 +765,7 @@ class Dataset:
         method: str,
         path: str | Path,
         suffix: str,
-        encoder: Callable[..., writers.Encoder],
+        encoder: Callable[..., file_encoders.Encoder],
         options: Mapping[str, Any],
     ) -> None:
         write_options, encoder_options = writers.WriteOptions.of_arguments(method, options)

@@ -96,7 +96,7 @@ class RowPlan:
         ]
         return cls(Rows(lambda: Manifest.concat([plan.manifest for plan in sources])))
 
-    @property
+    @cached_property
     def row_offsets(self) -> IntArray:
         """The number of the first row of each unit."""
         return int_array(np.cumsum(self.manifest.unit_rows) - self.manifest.unit_rows)

@@ -14,17 +14,15 @@ import numpy as np
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.manifest import Manifest
-from spotfit.data.row_plan import RowPlan, Rows, ShuffleSettings
-from spotfit.data.selections import (
-    FilteredSource,
+from spotfit.data.row_filters import (
     HashFilter,
     KeyFilter,
     RowFilter,
     StratifiedFilter,
-    select_places,
     share_end,
-    stratified_ends,
 )
+from spotfit.data.row_plan import RowPlan, Rows, ShuffleSettings
+from spotfit.data.selections import FilteredSource, select_places, stratified_ends
 
 Bounds: TypeAlias = Callable[[int], Sequence[int]]
 """Returns, for a number of rows, the place where each part begins, and the end of the last."""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import enum
-import io
-import json
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import AlreadyExistsError, ConfigError
 from spotfit.data.batches import concat_blocks
-from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.file_encoders import Encoder, parquet_encoder
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.row_functions import block_rows
 from spotfit.data.sources.file_source import FileSource
@@ -32,13 +29,8 @@ from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.filesystem import open_filesystem_store
 
-Encoder: TypeAlias = Callable[[pa.Table], bytes]
-"""Returns the content of a file with these rows."""
-
 FILE_BYTES = 128 * 2**20
 """Decoded size of the rows of a file, unless the user sets numbers of rows."""
-ROW_GROUP_BYTES = 8 * 2**20
-"""Decoded size of a row group: small enough to mix, large enough for one request each."""
 _UPLOADS = 4
 """Files that are encoded or uploaded at the same time; each is held in memory."""
 _COMPLETE_KEY = "_SUCCESS"
@@ -270,133 +262,6 @@ def _row_name(
         return f"{write_id}_{task:06d}_{number:06d}.{suffix}"
     name: str = provider.get_filename_for_row(row, write_id, task, 0, number)
     return name
-
-
-# --- Formats --------------------------------------------------------------------------------------
-
-
-def parquet_encoder(row_group_bytes: int = ROW_GROUP_BYTES, **arrow_parquet_args: Any) -> Encoder:
-    """Return the encoder of Parquet files; the arguments are those of `pyarrow`'s writer."""
-    import pyarrow.parquet as pq
-
-    def encode(rows: pa.Table) -> bytes:
-        arguments = dict(arrow_parquet_args)
-        arguments.setdefault("row_group_size", rows_per_group(rows, row_group_bytes))
-        sink = pa.BufferOutputStream()
-        pq.write_table(rows, sink, **arguments)
-        body: bytes = sink.getvalue().to_pybytes()
-        return body
-
-    return encode
-
-
-def rows_per_group(rows: pa.Table, group_bytes: int) -> int:
-    """Return how many of the rows have about `group_bytes`; at least one."""
-    count: int = rows.num_rows
-    return max(1, min(count, count * group_bytes // max(rows.nbytes, 1)))
-
-
-def csv_encoder(**arrow_csv_args: Any) -> Encoder:
-    """Return the encoder of CSV files; the arguments are those of `pyarrow.csv.write_csv`."""
-    import pyarrow.csv
-
-    def encode(rows: pa.Table) -> bytes:
-        sink = pa.BufferOutputStream()
-        try:
-            pyarrow.csv.write_csv(rows, sink, **arrow_csv_args)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise ConfigError(
-                f"A column cannot be written as CSV: {error}.",
-                do="Drop the column or convert it to numbers or text, or use write_parquet().",
-            ) from error
-        body: bytes = sink.getvalue().to_pybytes()
-        return body
-
-    return encode
-
-
-def json_encoder(**pandas_json_args: Any) -> Encoder:
-    """Return the encoder of files with a line of JSON for each row, Ray's only layout."""
-    if (orient := pandas_json_args.pop("orient", "records")) != "records":
-        raise ConfigError(
-            f"write_json(orient={orient!r}) is not supported.",
-            do="Leave it out: each line of a file is the object of a row.",
-        )
-    _refuse_arguments("write_json", set(pandas_json_args) - {"lines", "index"})
-
-    def encode(rows: pa.Table) -> bytes:
-        lines = (json.dumps(row, default=_to_json, ensure_ascii=False) for row in block_rows(rows))
-        return "".join(f"{line}\n" for line in lines).encode()
-
-    return encode
-
-
-def _refuse_arguments(method: str, unknown: set[str]) -> None:
-    if unknown:
-        raise ConfigError(
-            f"{method}() has no argument {', '.join(sorted(unknown))}.", do="Leave it out."
-        )
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise ConfigError(
-        f"A value of type {type(value).__name__} cannot be written as JSON.",
-        do="Drop the column or convert it to numbers or text, or use write_parquet().",
-    )
-
-
-def orc_encoder(**arrow_orc_args: Any) -> Encoder:
-    """Return the encoder of ORC files; the arguments are those of `pyarrow.orc.write_table`."""
-    import pyarrow.orc
-
-    def encode(rows: pa.Table) -> bytes:
-        sink = pa.BufferOutputStream()
-        pyarrow.orc.write_table(rows, sink, **arrow_orc_args)
-        body: bytes = sink.getvalue().to_pybytes()
-        return body
-
-    return encode
-
-
-def numpy_encoder(column: str, **arguments: Any) -> Encoder:
-    """Return the encoder of `.npy` files with the values of one column."""
-    _refuse_arguments("write_numpy", set(arguments))
-
-    def encode(rows: pa.Table) -> bytes:
-        check_columns("write_numpy()", [column], rows.column_names)
-        values = column_to_numpy(rows.column(column))
-        if values.dtype == object:
-            raise ConfigError(
-                f"write_numpy(column={column!r}): values of type {rows.schema.field(column).type} "
-                "have no common shape or type of NumPy.",
-                do="Convert them to arrays of one shape, or use write_parquet().",
-            )
-        sink = io.BytesIO()
-        np.save(sink, values, allow_pickle=False)
-        return sink.getvalue()
-
-    return encode
-
-
-def image_encoder(column: str, file_format: str) -> Callable[[dict[str, Any]], bytes]:
-    """Return the encoder of image files with the arrays of one column, by Pillow."""
-    image_module = require_module("PIL.Image", extra="images")
-
-    def encode(row: dict[str, Any]) -> bytes:
-        check_columns("write_images()", [column], list(row))
-        sink = io.BytesIO()
-        image_module.fromarray(np.asarray(row[column])).save(sink, format=_pillow_name(file_format))
-        return sink.getvalue()
-
-    return encode
-
-
-def _pillow_name(file_format: str) -> str:
-    return {"jpg": "jpeg"}.get(file_format, file_format)
 
 
 # --- Files that spotfit reads again ---------------------------------------------------------------

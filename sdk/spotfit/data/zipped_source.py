@@ -52,7 +52,7 @@ class ZippedSource:
     ) -> pa.Table:
         """Return the rows of a unit; all columns are read."""
         count = int(units.unit_rows[unit])
-        first = int(units.unit_rows[:unit].sum())
+        first = int(self.plans[0].row_offsets[unit])
         parts = [self.plans[0].read_unit(unit)]
         for plan in self.plans[1:]:
             rows = plan.map_manifest(lambda manifest: manifest.slice(first, count))
