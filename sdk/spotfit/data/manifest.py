@@ -76,12 +76,8 @@ class Manifest:
 
         Raises `ConfigError` if the sources have columns that cannot be unified.
         """
-        schemas = [
-            source.schema(units)
-            for source, units in zip(self.sources, self.source_units, strict=True)
-        ]
         try:
-            return pa.unify_schemas(schemas, promote_options="permissive")
+            return pa.unify_schemas(self._schemas, promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise ConfigError(
                 f"The parts of this dataset have different columns: {error}.",
@@ -105,10 +101,28 @@ class Manifest:
     ) -> pa.Table:
         """Return `count` rows of a unit from row `first` of the unit on."""
         source = int(self.unit_sources[unit])
+        schema = self._unified_schema(source, columns)
+        if schema is not None:
+            columns = [name for name in schema.names if name in self._schemas[source].names] or None
         table = self.sources[source].read_unit(
             self.source_units[source], int(self.unit_indices[unit]), columns
         )
-        return table.slice(int(self.unit_first_rows[unit]) + first, count)
+        part = table.slice(int(self.unit_first_rows[unit]) + first, count)
+        return part if schema is None else _conform(part, schema)
+
+    @cached_property
+    def _schemas(self) -> list[pa.Schema]:
+        return [
+            source.schema(units)
+            for source, units in zip(self.sources, self.source_units, strict=True)
+        ]
+
+    def _unified_schema(self, source: int, columns: Sequence[str] | None) -> pa.Schema | None:
+        """Return the columns of a block; None if those of the source need no change."""
+        if len(self.sources) == 1 or self._schemas[source].equals(self.schema):
+            return None
+        names = self.schema.names if columns is None else columns
+        return pa.schema([self.schema.field(name) for name in names])
 
     def select_units(self, order: Sequence[int] | IntArray) -> Manifest:
         """Return a manifest of the units with these indices, in this order."""
@@ -159,3 +173,14 @@ class Manifest:
     @property
     def _unit_arrays(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         return self.unit_sources, self.unit_indices, self.unit_first_rows, self.unit_rows
+
+
+def _conform(block: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of `schema`, cast to its types; those that the block lacks are null."""
+    columns = [
+        block.column(field.name).cast(field.type)
+        if field.name in block.column_names
+        else pa.nulls(block.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

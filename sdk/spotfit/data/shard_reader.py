@@ -22,7 +22,7 @@ class ShardReader:
         self._pass: PassPosition | None = None
         self.position = 0
         """Rows of the epoch that all ranks have taken after the step that was yielded last."""
-        self.runs_user_code = any(each.runs_user_code for each in shard.dataset.transforms)
+        self.runs_user_code = shard.dataset.runs_user_code
 
     def steps(
         self,

@@ -1,13 +1,20 @@
-"""Transforms of rows that keep their number and order: `map`, `map_batches`, columns."""
+"""Transforms of rows that keep their number and order, and those that only change columns.
+
+`row_functions.py` has the transforms that call functions of the user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import did_you_mean
+from spotfit.data.expressions import Expr, evaluate_column
 
 BlockFunction: TypeAlias = Callable[[pa.Table], pa.Table]
 
@@ -67,3 +74,250 @@ def _row_count_error(transform: Transform, given: int, returned: int) -> RowCoun
         do="Use filter() or flat_map(), or write the rows once with write_parquet() and read them "
         "from there.",
     )
+
+
+# --- Transforms of columns ------------------------------------------------------------------------
+
+
+class ColumnTransform(Protocol):
+    """A transform whose columns are known without reading rows, so that others are not read."""
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of the result for these columns. Raises `ConfigError`."""
+        ...
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the columns that are read to compute the columns `needed` of the result."""
+        ...
+
+
+@dataclass(frozen=True)
+class SelectColumns:
+    """Keeps some columns, in this order."""
+
+    columns: tuple[str, ...]
+
+    runs_user_code = False
+
+    @property
+    def name(self) -> str:
+        """The call."""
+        return f"select_columns({list(self.columns)})"
+
+    @property
+    def identity(self) -> str:
+        """The call."""
+        return self.name
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the selected columns. Raises `ConfigError` for an unknown one."""
+        check_columns(self.name, self.columns, names)
+        return list(self.columns)
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the selected columns."""
+        return list(self.columns)
+
+    def bind(self) -> BlockFunction:
+        """Return the selection."""
+        return lambda block: block.select(list(self.columns))
+
+
+@dataclass(frozen=True)
+class DropColumns:
+    """Removes columns."""
+
+    columns: tuple[str, ...]
+
+    runs_user_code = False
+
+    @property
+    def name(self) -> str:
+        """The call."""
+        return f"drop_columns({list(self.columns)})"
+
+    @property
+    def identity(self) -> str:
+        """The call."""
+        return self.name
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the other columns. Raises `ConfigError` for an unknown one."""
+        check_columns(self.name, self.columns, names)
+        return [name for name in names if name not in self.columns]
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the needed columns: those that are dropped are not read."""
+        return list(needed)
+
+    def bind(self) -> BlockFunction:
+        """Return the function that drops those columns that were read."""
+        return lambda block: block.drop_columns(
+            [name for name in self.columns if name in block.column_names]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RenameColumns:
+    """Renames columns."""
+
+    names: Mapping[str, str]
+    """The new name of each old one."""
+
+    runs_user_code = False
+
+    @property
+    def name(self) -> str:
+        """The call."""
+        return f"rename_columns({dict(self.names)})"
+
+    @property
+    def identity(self) -> str:
+        """The call."""
+        return self.name
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the new names. Raises `ConfigError` for an unknown old one, or duplicates."""
+        check_columns(self.name, self.names, names)
+        renamed = [self.names.get(name, name) for name in names]
+        if len(set(renamed)) < len(renamed):
+            raise ConfigError(
+                f"{self.name} gives two columns one name: {renamed}.", do="Drop one of them first."
+            )
+        return renamed
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the old names of the needed columns."""
+        old_names = {new: old for old, new in self.names.items()}
+        return [old_names.get(name, name) for name in needed]
+
+    def bind(self) -> BlockFunction:
+        """Return the function that renames the columns that were read."""
+        return lambda block: block.rename_columns(
+            [self.names.get(name, name) for name in block.column_names]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RenameAllColumns:
+    """Replaces the names of all columns, in their order."""
+
+    names: tuple[str, ...]
+
+    name = "rename_columns([...])"
+    runs_user_code = False
+
+    @property
+    def identity(self) -> str:
+        """The new names."""
+        return f"rename_columns({list(self.names)})"
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the new names. Raises `ConfigError` unless there is one for each column."""
+        if len(names) != len(self.names):
+            raise ConfigError(
+                f"rename_columns() has {len(self.names)} names for {len(names)} columns: "
+                f"{', '.join(names)}.",
+                do="Pass one name for each column, or a dictionary of old and new names.",
+            )
+        return list(self.names)
+
+    def bind(self) -> BlockFunction:
+        """Return the function that renames all columns."""
+        return lambda block: block.rename_columns(self.output_names(block.column_names))
+
+
+@dataclass(frozen=True, eq=False)
+class WithColumns:
+    """Adds or replaces columns that expressions compute."""
+
+    expressions: Mapping[str, Expr]
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether an expression calls a function of the user."""
+        return any(expression.runs_user_code for expression in self.expressions.values())
+
+    @property
+    def name(self) -> str:
+        """The call, without the expressions."""
+        return f"with_columns({list(self.expressions)})"
+
+    @property
+    def identity(self) -> str:
+        """Names and expressions."""
+        texts = {name: expression.identity for name, expression in self.expressions.items()}
+        return f"with_columns({texts})"
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return all columns, new ones last. Raises `ConfigError` if one is needed and unknown."""
+        for expression in self.expressions.values():
+            check_columns(self.name, sorted(expression.columns()), names)
+        return [*names, *(name for name in self.expressions if name not in names)]
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the needed columns that are not computed, and those of all expressions."""
+        used = {name for expr in self.expressions.values() for name in expr.columns()}
+        kept = [name for name in needed if name not in self.expressions]
+        return [*kept, *sorted(used - set(kept))]
+
+    def bind(self) -> BlockFunction:
+        """Return the function that evaluates all expressions on the columns before them."""
+        functions = {name: evaluate_column(expr) for name, expr in self.expressions.items()}
+
+        def apply(block: pa.Table) -> pa.Table:
+            result = block
+            for name, evaluate in functions.items():
+                result = set_column(result, name, evaluate(block))
+            return result
+
+        return apply
+
+
+def set_column(block: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the block with this column added at the end, or replaced where it is."""
+    index = block.column_names.index(name) if name in block.column_names else block.num_columns
+    if index < block.num_columns:
+        return block.set_column(index, name, values)
+    return block.append_column(name, values)
+
+
+def check_columns(
+    call: str, columns: Sequence[str] | Mapping[str, str], known: Sequence[str]
+) -> None:
+    """Raise `ConfigError` if one of `columns` is not in `known`; `call` is what the user wrote."""
+    unknown = [name for name in columns if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{call}: there is no column {', '.join(map(repr, unknown))}.",
+            do=" ".join(did_you_mean(name, known) for name in unknown),
+        )
+
+
+def is_column_transform(transform: object) -> bool:
+    """Whether the transform has the methods of `ColumnTransform`."""
+    return hasattr(transform, "output_names") and hasattr(transform, "input_names")
+
+
+def columns_to_read(
+    transforms: Sequence[Transform], available: Sequence[str], columns: Sequence[str] | None = None
+) -> list[str] | None:
+    """Return which of the `available` columns are read to compute `columns`; None: all.
+
+    `columns` None stands for all columns of the result. Transforms of columns before the first
+    other transform restrict what is read. Raises `ConfigError` for unknown columns.
+    """
+    leading = list(takewhile(is_column_transform, transforms))
+    names = list(available)
+    for transform in leading:
+        names = transform.output_names(names)  # type: ignore[attr-defined]
+    needed = names
+    if columns is not None and len(leading) == len(transforms):
+        check_columns("A column of the dataset", columns, names)
+        needed = list(columns)
+    for transform in reversed(leading):
+        needed = transform.input_names(needed)  # type: ignore[attr-defined]
+    if set(needed) >= set(available):
+        return None
+    # A block without columns would lose its number of rows.
+    return [name for name in available if name in set(needed)] or list(available[:1])

@@ -1,0 +1,173 @@
+"""Settings of the data layer in this process, with the names of `ray.data`.
+
+Most settings of Ray concern its scheduler and object store, which do not exist here: they are
+accepted and have no effect.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from spotfit.core.errors import ConfigError
+from spotfit.host import log
+
+
+@dataclass(frozen=True)
+class ExecutionResources:
+    """Limits of what the preparation of data may use on one machine. None: no limit."""
+
+    cpu: float | None = None
+    """Number of feeder processes."""
+    gpu: float | None = None
+    """Ignored: transforms of a training dataset use no GPU."""
+    object_store_memory: float | None = None
+    """Bytes of prefetched rows."""
+    memory: float | None = None
+    """Bytes; as `object_store_memory` where that is None."""
+
+    @classmethod
+    def for_limits(cls, **limits: float | None) -> ExecutionResources:
+        """Return limits, with the arguments of the constructor."""
+        return cls(**limits)
+
+    @property
+    def max_feeder_processes(self) -> int | None:
+        """The limit on feeder processes; None: no limit."""
+        return None if self.cpu is None or math.isinf(self.cpu) else max(int(self.cpu), 0)
+
+    @property
+    def max_prefetch_bytes(self) -> int | None:
+        """The limit on prefetched bytes; None: no limit."""
+        limits = [limit for limit in (self.object_store_memory, self.memory) if limit is not None]
+        return None if not limits or math.isinf(min(limits)) else int(min(limits))
+
+
+@dataclass
+class ExecutionOptions:
+    """How datasets are read. Only `resource_limits` and `verbose_progress` have an effect.
+
+    The order of rows is always preserved.
+    """
+
+    resource_limits: ExecutionResources = field(default_factory=ExecutionResources)
+    exclude_resources: ExecutionResources | None = None
+    preserve_order: bool = False
+    actor_locality_enabled: bool = True
+    verbose_progress: bool = True
+    label_selector: dict[str, str] | None = None
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for a negative limit."""
+        for name, limit in vars(self.resource_limits).items():
+            if limit is not None and limit < 0:
+                raise ConfigError(
+                    f"ExecutionResources({name}={limit}) must not be negative.",
+                    do=f"Pass a positive number, or leave {name} out.",
+                )
+
+
+class DataContext:
+    """Settings of this process for `spotfit.data`. Any attribute of Ray's `DataContext` can be set.
+
+    `enable_progress_bars` and `execution_options.resource_limits` have an effect.
+    """
+
+    _current: ClassVar[DataContext | None] = None
+
+    def __init__(self, **settings: Any) -> None:
+        self.enable_progress_bars = True
+        self.execution_options = ExecutionOptions()
+        vars(self).update(settings)
+
+    @classmethod
+    def get_current(cls) -> DataContext:
+        """Return the settings of this process, which the caller may change."""
+        if DataContext._current is None:
+            DataContext._current = DataContext()
+        return DataContext._current
+
+    @classmethod
+    def _set_current(cls, context: DataContext) -> None:
+        DataContext._current = context
+
+    def copy(self) -> DataContext:
+        """Return an independent copy."""
+        return copy.deepcopy(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None  # a setting of Ray that was not set
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("enable_progress_bars", "execution_options"):
+            log.debug("data.setting_ignored", setting=name)
+        super().__setattr__(name, value)
+
+
+DatasetContext = DataContext
+"""The name before Ray 2.4."""
+
+
+class PoolSize(NamedTuple):
+    """How many processes run a function of the user."""
+
+    min_size: int
+    max_size: int | None
+    """None: no limit."""
+
+
+class ActorPoolStrategy:
+    """The number of processes for `map` and `map_batches`; the other parameters have no effect."""
+
+    def __init__(
+        self,
+        *,
+        size: int | None = None,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        initial_size: int | None = None,
+        max_tasks_in_flight_per_actor: int | None = None,
+        max_concurrent_calls_per_actor: int | None = None,
+        enable_true_multi_threading: bool | None = None,
+    ) -> None:
+        if size is not None and (min_size, max_size, initial_size) != (None, None, None):
+            raise ConfigError(
+                "ActorPoolStrategy(size=...) excludes min_size, max_size and initial_size.",
+                do="Pass either size or the other arguments.",
+            )
+        self.min_size = size or min_size or 1
+        self.max_size = size or max_size
+        self.initial_size = initial_size
+        check_pool_size(f"{type(self).__name__}(...)", self.pool_size)
+
+    @property
+    def pool_size(self) -> PoolSize:
+        """Minimum and maximum number of processes."""
+        return PoolSize(self.min_size, self.max_size)
+
+
+class TaskPoolStrategy:
+    """The largest number of processes for `map` and `map_batches`."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size
+        check_pool_size("TaskPoolStrategy(...)", self.pool_size)
+
+    @property
+    def pool_size(self) -> PoolSize:
+        """Minimum and maximum number of processes."""
+        return PoolSize(1, self.size)
+
+
+def check_pool_size(setting: str, size: PoolSize) -> PoolSize:
+    """Return `size` unchanged. Raises `ConfigError` for numbers below 1, or in the wrong order."""
+    if size.min_size < 1 or (size.max_size is not None and size.max_size < size.min_size):
+        raise ConfigError(
+            f"{setting}: {size.min_size} to {size.max_size} processes is not a valid range.",
+            do="Pass numbers of at least 1, the smaller one first.",
+        )
+    return size

@@ -1,0 +1,218 @@
+"""Sources of rows that are left out or multiplied: `filter`, samples, `flat_map`.
+
+A unit of such a source is the result for one unit of the dataset. A pass over the dataset counts
+the rows of each unit; the rows themselves are selected again when the unit is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.manifest import Manifest
+from spotfit.data.progress import with_progress
+from spotfit.data.row_filters import (
+    HashFilter,
+    Mask,
+    MaskFunction,
+    RowFilter,
+    count_end,
+    kth_smallest,
+    row_hashes,
+    rows_by_class,
+)
+from spotfit.data.row_functions import block_rows, check_row, rows_to_block
+from spotfit.data.row_plan import RowPlan, ShuffleSettings
+from spotfit.data.source import SourceUnits, int_array
+from spotfit.data.user_functions import UserFunction
+
+
+@dataclass(frozen=True, eq=False)
+class CountedSource:
+    """A source of a unit for each unit of a plan, with a number of rows that a pass finds out."""
+
+    plan: RowPlan
+
+    name = "a counted source"
+
+    @property
+    def plans(self) -> tuple[RowPlan]:
+        """The plan from which rows are selected."""
+        return (self.plan,)
+
+    def list_units(self) -> SourceUnits:
+        """Return the units; reads what is necessary to count their rows."""
+        manifest = self.plan.manifest
+        units = range(manifest.unit_count)
+        counts = int_array([self.count_rows(unit) for unit in with_progress(units, self.name)])
+        sizes = manifest.unit_bytes * counts // np.maximum(manifest.unit_rows, 1)
+        zeros = int_array(np.zeros(len(counts), dtype=np.int64))
+        return SourceUnits((), zeros, zeros, counts, int_array(sizes))
+
+    def read_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the rows of a unit. Raises `ConfigError` if their number has changed."""
+        block = self.select_rows(unit, columns)
+        if block.num_rows != units.unit_rows[unit]:
+            raise ConfigError(
+                f"{self.name} returned {block.num_rows} rows for a part of the dataset for which "
+                f"it returned {units.unit_rows[unit]} when they were counted.",
+                do="Let the function depend on its row only, not on random numbers, the time or "
+                "the process.",
+            )
+        return block
+
+    def count_rows(self, unit: int) -> int:
+        """Return the number of rows of a unit."""
+        rows: int = self.select_rows(unit, None).num_rows
+        return rows
+
+    def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
+        """Return the rows of a unit."""
+        raise TypeError("a counted source filters or multiplies rows")
+
+
+@dataclass(frozen=True, eq=False)
+class FilteredSource(CountedSource):
+    """The rows of a plan for which a filter is true."""
+
+    row_filter: RowFilter
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a field of the base class
+        """The call."""
+        return self.row_filter.name
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether the filter, or a transform before it, calls a function of the user."""
+        return self.row_filter.runs_user_code or self.plan.runs_user_code
+
+    @property
+    def identity(self) -> str:
+        """The rows and the filter."""
+        return f"{self.plan.identity} {self.row_filter.identity}"
+
+    def schema(self, _units: SourceUnits) -> pa.Schema:
+        """Return the columns of the plan."""
+        return self.plan.schema
+
+    def count_rows(self, unit: int) -> int:
+        """Return the number of rows that stay; reads the columns of the filter only."""
+        return int(self._mask(unit, self._read(unit, self.row_filter.columns)).sum())
+
+    def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
+        """Return the rows that stay."""
+        own = self.row_filter.columns
+        needed = None if columns is None or own is None else [*dict.fromkeys([*columns, *own])]
+        block = self.plan.read_unit(unit, needed)
+        kept = block.filter(pa.array(self._mask(unit, block)))
+        return kept if columns is None else kept.select(list(columns))
+
+    def _read(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
+        if columns is None or columns:
+            return self.plan.read_unit(unit, columns)
+        return _block_without_columns(int(self.plan.manifest.unit_rows[unit]))
+
+    def _mask(self, unit: int, block: pa.Table) -> Mask:
+        return self._bound(block, int(self.plan.row_offsets[unit]))
+
+    @cached_property
+    def _bound(self) -> MaskFunction:
+        return self.row_filter.bind()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"plan": self.plan, "row_filter": self.row_filter}
+
+
+def _block_without_columns(count: int) -> pa.Table:
+    return pa.table({"": pa.nulls(count)})
+
+
+@dataclass(frozen=True, eq=False)
+class FlatMapSource(CountedSource):
+    """The rows that a function of the user returns for each row of a plan, any number of them."""
+
+    function: UserFunction
+
+    runs_user_code = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a field of the base class
+        """The call."""
+        return self.function.name
+
+    @property
+    def identity(self) -> str:
+        """The rows and the function."""
+        return f"{self.plan.identity} {self.function.identity}"
+
+    def schema(self, units: SourceUnits) -> pa.Schema:
+        """Return the columns of the first unit that has rows; none if there is none."""
+        filled = np.flatnonzero(units.unit_rows)
+        return self.select_rows(int(filled[0]), None).schema if len(filled) else pa.schema([])
+
+    def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
+        """Return the rows that the function returns for those of the unit."""
+        results = [
+            check_row(self.name, result)
+            for row in block_rows(self.plan.read_unit(unit))
+            for result in self._results(row)
+        ]
+        block = rows_to_block(results)
+        return block if columns is None else block.select(list(columns))
+
+    def _results(self, row: dict[str, Any]) -> Sequence[Any]:
+        results = self._bound(row)
+        return (results,) if isinstance(results, Mapping) else results
+
+    @cached_property
+    def _bound(self) -> Callable[..., Any]:
+        return self.function.bind()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"plan": self.plan, "function": self.function}
+
+
+def stratified_ends(plan: RowPlan, column: str, share: float) -> dict[Any, int]:
+    """Return the ends for `StratifiedFilter`, for which it selects int(share · rows) of each class.
+
+    Reads the column. Raises `ConfigError` if there is none of this name.
+    """
+    hashes: dict[Any, list[Any]] = {}
+    for unit in np.flatnonzero(plan.manifest.unit_rows).tolist():
+        block = plan.read_unit(unit, [column])
+        unit_hashes = row_hashes(0, int(plan.row_offsets[unit]), block.num_rows)
+        for value, rows in rows_by_class(block.column(column)):
+            hashes.setdefault(value, []).append(unit_hashes[rows])
+    classes = {value: np.concatenate(parts) for value, parts in hashes.items()}
+    return {
+        value: kth_smallest(numbers, int(len(numbers) * share))
+        for value, numbers in classes.items()
+    }
+
+
+def select_places(plan: RowPlan, shuffle: ShuffleSettings, begin: int, end: int) -> Manifest:
+    """Return the rows at the places [begin, end) of a shuffled dataset, before its transforms.
+
+    Unshuffled: a slice. Shuffled units: a slice of the permuted units. Shuffled rows: a uniform
+    sample, disjoint from that of other places, in unshuffled order.
+    """
+    manifest, seed = plan.manifest, shuffle.seed or 0
+    begin, end = min(begin, manifest.row_count), min(end, manifest.row_count)
+    if shuffle.kind == "none":
+        return manifest.slice(begin, end - begin)
+    if shuffle.kind == "units":
+        order = np.argsort(row_hashes(seed, 0, manifest.unit_count))
+        return manifest.select_units(order).slice(begin, end - begin)
+    ends = [count_end(seed, manifest.row_count, place) for place in (begin, end)]
+    ends[0] = ends[0] if begin else 0
+    hash_filter = HashFilter(seed, *ends)
+    return Manifest.of_source(FilteredSource(RowPlan(plan.rows), hash_filter))

@@ -1,0 +1,197 @@
+"""Functions and callable classes of the user: their arguments, identity, and calls."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypedDict
+
+from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
+from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.data.context import ActorPoolStrategy, PoolSize, TaskPoolStrategy, check_pool_size
+from spotfit.host import log
+
+
+class ResourceOptions(TypedDict, total=False):
+    """Ray's arguments about resources, which are accepted by every method that has them in Ray."""
+
+    compute: Any
+    concurrency: Any
+    num_cpus: float | None
+    num_gpus: float | None
+    memory: float | None
+    label_selector: Any
+    fallback_strategy: Any
+    max_calls: int | None
+    resources: Any
+    accelerator_type: str | None
+    runtime_env: Any
+    ray_remote_args_fn: Any
+
+
+class FunctionOptions(ResourceOptions, total=False):
+    """Ray's arguments of methods that call a function of the user."""
+
+    fn_args: Iterable[Any] | None
+    fn_kwargs: Mapping[str, Any] | None
+    fn_constructor_args: Iterable[Any] | None
+    fn_constructor_kwargs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, eq=False)
+class UserFunction:
+    """A function or a callable class, with the arguments of its calls. Immutable."""
+
+    name: str
+    """Such as "map_batches(normalize)", for messages."""
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    constructor_args: tuple[Any, ...]
+    constructor_kwargs: Mapping[str, Any]
+    pool_size: PoolSize | None
+    """How many processes the user wants; None: not stated."""
+    identity: str
+    """Hash of code and arguments, as far as they are plain data."""
+
+    def bind(self) -> Callable[..., Any]:
+        """Return the function of one value; creates the instance of a callable class.
+
+        Exceptions of the user's code have a note that names the method and the function.
+        """
+        call = self.function
+        if inspect.isclass(call):
+            call = self._noted(call)(*self.constructor_args, **self.constructor_kwargs)
+        return self._noted(partial(_call, call, self.args, self.kwargs))
+
+    def _noted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except Exception as error:
+                error.add_note(f"Raised in {self.name} of a dataset.")
+                raise
+
+        return noted_call
+
+
+def _call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *values: Any
+) -> Any:
+    return function(*values, *args, **kwargs)
+
+
+def user_function(method: str, function: Any, options: Mapping[str, Any]) -> UserFunction:
+    """Return the function of a call such as `map(function, **options)`, with `FunctionOptions`.
+
+    Raises `ConfigError` if it is not callable, asynchronous, or requests GPUs.
+    """
+    name = f"{method}({_short_name(function)})"
+    _check_callable(name, function)
+    pool_size = check_resources(name, options)
+    constructor_args = tuple(options.get("fn_constructor_args") or ())
+    constructor_kwargs = dict(options.get("fn_constructor_kwargs") or {})
+    if (constructor_args or constructor_kwargs) and not inspect.isclass(function):
+        raise ConfigError(
+            f"{name}: fn_constructor_args and fn_constructor_kwargs require a class.",
+            do="Pass a class with __call__, or use fn_args and fn_kwargs.",
+        )
+    args, kwargs = tuple(options.get("fn_args") or ()), dict(options.get("fn_kwargs") or {})
+    arguments = stable_repr((args, kwargs, constructor_args, constructor_kwargs))
+    content = f"{name} {_fingerprint(function)} {arguments}"
+    return UserFunction(
+        name=name,
+        function=function,
+        args=args,
+        kwargs=kwargs,
+        constructor_args=constructor_args,
+        constructor_kwargs=constructor_kwargs,
+        pool_size=pool_size,
+        identity=f"{name} {hashlib.sha256(content.encode()).hexdigest()[:16]}",
+    )
+
+
+_USED_OPTIONS = {
+    *("compute", "concurrency", "num_gpus", "fn_args", "fn_kwargs"),
+    *("fn_constructor_args", "fn_constructor_kwargs"),
+}
+
+
+def check_resources(name: str, options: Mapping[str, Any]) -> PoolSize | None:
+    """Return the number of processes that the options of a method state, or None.
+
+    Raises `ConfigError` if they request a GPU. Other resources are ignored.
+    """
+    if options.get("num_gpus"):
+        raise ConfigError(
+            f"{name} requests num_gpus={options['num_gpus']}, but transforms of a dataset use no "
+            "GPU: the training process occupies it.",
+            do="Compute these columns once in a run of their own with spotfit.predict(), which "
+            "writes them to the bucket, and read them from there. On a machine with a GPU, move "
+            "the model to the GPU inside the function and leave num_gpus out.",
+        )
+    ignored = sorted(set(options) - _USED_OPTIONS)
+    if ignored:
+        log.debug("data.argument_ignored", function=name, argument=", ".join(ignored))
+    return _pool_size(name, options.get("compute"), options.get("concurrency"))
+
+
+def _pool_size(name: str, compute: Any, concurrency: Any) -> PoolSize | None:
+    if isinstance(compute, ActorPoolStrategy | TaskPoolStrategy):
+        return compute.pool_size
+    if compute not in (None, "tasks", "actors"):
+        raise ConfigTypeError(
+            f"{name}: compute={compute!r} is not a compute strategy.",
+            do="Pass ActorPoolStrategy(size=...), TaskPoolStrategy(size=...) or concurrency=....",
+        )
+    match concurrency:
+        case None:
+            return None
+        case int():
+            return check_pool_size(f"{name}, concurrency", PoolSize(concurrency, concurrency))
+        case (int() as low, int() as high, *_):
+            return check_pool_size(f"{name}, concurrency", PoolSize(low, high))
+    raise ConfigTypeError(
+        f"{name}: concurrency={concurrency!r} is not a number of processes.",
+        do="Pass an integer, or a tuple of the smallest and the largest number.",
+    )
+
+
+def _check_callable(name: str, function: Any) -> None:
+    if not callable(function):
+        raise ConfigTypeError(
+            f"{name}: {function!r} is not callable.", do="Pass a function or a callable class."
+        )
+    call = getattr(function, "__call__", None)  # noqa: B004 - the method itself is inspected
+    if any(
+        inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+        for code in (function, call)
+    ):
+        raise ConfigError(
+            f"{name}: asynchronous functions are not supported.",
+            do="Pass a function that calls asyncio.run() for its batch.",
+        )
+
+
+def _short_name(function: Any) -> str:
+    if isinstance(function, partial):
+        return _short_name(function.func)
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _fingerprint(value: Any) -> str:
+    """Return the fingerprint of a function, class, bound method or callable object."""
+    if isinstance(value, partial) or inspect.isbuiltin(value):
+        return fingerprint_function(value)
+    if inspect.isfunction(value):
+        return fingerprint_definition(value)
+    if inspect.isclass(value):
+        members = [member for _, member in sorted(vars(value).items())]
+        methods = [_fingerprint(member) for member in members if inspect.isfunction(member)]
+        return f"{fingerprint_definition(value)} {methods}"
+    if inspect.ismethod(value):
+        return f"{_fingerprint(value.__func__)} {_fingerprint(value.__self__)}"
+    return f"{_fingerprint(type(value))} {stable_repr(getattr(value, '__dict__', None))}"
