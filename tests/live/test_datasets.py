@@ -11,15 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 import spotfit
 import spotfit.data
-from spotfit.data.dataset import Dataset, ShuffleSettings
-from spotfit.data.sources.tables import TableSource
 from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
@@ -32,9 +28,9 @@ Record = tuple[int, int, int]
 """Epoch, position after the step, and id of a row."""
 
 
-def shuffled_rows() -> Dataset:
-    table = pa.table({"id": np.arange(ROWS), "x": np.arange(ROWS, dtype=np.float32)})
-    return Dataset(Dataset.of_source(TableSource(table))._rows, (), ShuffleSettings("rows", seed=7))
+def shuffled_rows() -> spotfit.data.Dataset:
+    rows = [{"id": number, "x": number / ROWS} for number in range(ROWS)]
+    return spotfit.data.from_items(rows).random_shuffle(seed=7)
 
 
 def train(config: Config) -> None:

@@ -28,7 +28,8 @@ from spotfit.data.transforms import BlockFunction, bind_all
 from spotfit.data.window_reader import WindowReader
 
 if TYPE_CHECKING:
-    
+    from spotfit.data.dataset import Dataset
+
 _SLICES_STREAM = 2
 
 _STEPS_PER_REQUEST = 4
@@ -195,8 +196,7 @@ class _StepLoader:
         self._reader = WindowReader(
             dataset.manifest,
             order,
-            # A transform may use any column.
-            columns=None if has_transforms else options.columns,
+            columns=dataset.columns_to_read(options.columns),
             limit_bytes=options.prefetch_bytes,
             pool=self._pool,
         )

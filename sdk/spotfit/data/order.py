@@ -226,9 +226,15 @@ def hash_key(*values: int) -> int:
 
 def permutation(key: int, count: int) -> IntArray:
     """Return a permutation of the integers below `count` that depends on `key` only."""
-    words = np.arange(count, dtype=np.uint64) * np.uint64(_INCREMENT) + np.uint64(key)
-    # The words differ and `_finalise` is a bijection: without ties, every sort gives one result.
-    return np.argsort(_finalise(words))
+    # Without ties, every sort gives one result.
+    return np.argsort(hash_numbers(key, 0, count))
+
+
+def hash_numbers(key: int, first: int, count: int) -> WordArray:
+    """Return a 64-bit hash of each integer from `first` on; those of one key are distinct."""
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    # The words differ, and `_finalise` is a bijection.
+    return _finalise(numbers * np.uint64(_INCREMENT) + np.uint64(key))
 
 
 def _finalise(words: WordArray) -> WordArray:

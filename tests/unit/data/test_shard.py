@@ -15,7 +15,9 @@ STEP = 10
 
 def make_position(dataset: Dataset | None = None, world_size: int = 2) -> ShardPosition:
     group = ShardGroup(rank=0, world_size=world_size, world_sizes=(world_size,), seed=3)
-    return ShardPosition(dataset or spotfit.data.range(ROWS), group, name="train")
+    return ShardPosition(
+        spotfit.data.range(ROWS) if dataset is None else dataset, group, name="train"
+    )
 
 
 def take_batches(position: ShardPosition, count: int) -> None:
