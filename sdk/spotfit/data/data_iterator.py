@@ -50,7 +50,8 @@ class DataIterator:
         """`default_device` is called for `device="auto"`; without it, that is the CPU."""
         self.position = position
         """The position in the shard, which each pass advances."""
-        self._dataset = position.dataset
+        # A `Dataset`, which imports this module.
+        self._dataset: Any = position.dataset
         self._default_device = default_device
         self._progress = BatchProgress()
 

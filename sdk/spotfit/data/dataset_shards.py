@@ -10,6 +10,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.data_config import DataConfig
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset import Dataset
+from spotfit.data.row_plan import ShuffledRows
 from spotfit.data.shard import ShardGroup, ShardPosition
 from spotfit.host import log
 from spotfit.model.config import unknown_dataset_error
@@ -114,7 +115,7 @@ class DatasetShards:
         # A part that only this rank reads belongs to its number of ranks.
         return self._track(name, position.dataset, position.group)
 
-    def _track(self, name: str, dataset: Dataset, group: ShardGroup) -> DataIterator:
+    def _track(self, name: str, dataset: ShuffledRows, group: ShardGroup) -> DataIterator:
         position = ShardPosition(dataset, group, name=name, restore=lambda: self._position_of(name))
         return DataIterator(position, default_device=self._default_device)
 

@@ -28,7 +28,7 @@ from spotfit.data.transforms import BlockFunction, bind_all
 from spotfit.data.window_reader import WindowReader
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset import Dataset
+    from spotfit.data.row_plan import ShuffledRows
 
 _SLICES_STREAM = 2
 
@@ -87,7 +87,7 @@ class RankReader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ShuffledRows,
         settings: OrderSettings,
         *,
         start: ReadPosition = _FIRST_ROW,
@@ -187,7 +187,7 @@ class _StepPieces(NamedTuple):
 class _StepLoader:
     """Requests the blocks of the next steps, and assembles the steps from them."""
 
-    def __init__(self, dataset: Dataset, order: EpochOrder, options: ReadOptions) -> None:
+    def __init__(self, dataset: ShuffledRows, order: EpochOrder, options: ReadOptions) -> None:
         self._dataset = dataset
         self._order = order
         self._columns = options.columns
@@ -308,12 +308,12 @@ class _StepLoader:
                 block.result = function(table)
 
 
-_BOUND_TRANSFORMS: WeakKeyDictionary[Dataset, tuple[BlockFunction, BlockFunction | None]] = (
+_BOUND_TRANSFORMS: WeakKeyDictionary[ShuffledRows, tuple[BlockFunction, BlockFunction | None]] = (
     WeakKeyDictionary()
 )
 
 
-def _bound_transforms(dataset: Dataset) -> tuple[BlockFunction, BlockFunction | None]:
+def _bound_transforms(dataset: ShuffledRows) -> tuple[BlockFunction, BlockFunction | None]:
     """Return the transforms before the first with user code, and the others, if there are any.
 
     They are bound once in a process, not in every epoch.
@@ -328,7 +328,7 @@ def _bound_transforms(dataset: Dataset) -> tuple[BlockFunction, BlockFunction | 
     return _BOUND_TRANSFORMS[dataset]
 
 
-def _transformed(dataset: Dataset, block: pa.Table) -> pa.Table:
+def _transformed(dataset: ShuffledRows, block: pa.Table) -> pa.Table:
     in_threads, user_code = _bound_transforms(dataset)
     block = in_threads(block)
     return block if user_code is None else user_code(block)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,34 @@ class Rows:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+class ShuffledRows(Protocol):
+    """What determines the rows of every epoch: a `Dataset` without its public methods."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The units of the rows before the transforms."""
+        ...
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The transforms, in the order of their application."""
+        ...
+
+    @property
+    def shuffle_settings(self) -> ShuffleSettings:
+        """How each epoch is shuffled."""
+        ...
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether reading calls functions of the user."""
+        ...
+
+    def columns_to_read(self, columns: Sequence[str] | None = None) -> list[str] | None:
+        """Return the columns of the sources that are read to compute `columns`; None: all."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

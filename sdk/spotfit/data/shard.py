@@ -30,8 +30,8 @@ from spotfit.core.errors import ConfigError
 from spotfit.host import log
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset import Dataset
     from spotfit.data.order import OrderSettings
+    from spotfit.data.row_plan import ShuffledRows
 
 # Larger windows mix more rows, but the first batch waits until its windows are read.
 _WINDOWS_BYTES = 64 * 2**20
@@ -71,7 +71,7 @@ class ShardPosition:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ShuffledRows,
         group: ShardGroup,
         *,
         name: str = "",
@@ -237,7 +237,7 @@ class PassPosition:
 
 
 def choose_order(
-    dataset: Dataset,
+    dataset: ShuffledRows,
     group: ShardGroup,
     step_rows: int,
     local_shuffle: LocalShuffle | None = None,

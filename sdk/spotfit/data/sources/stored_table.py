@@ -5,23 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import pyarrow as pa
 
 from spotfit.core.errors import AlreadyExistsError, IntegrityError
 from spotfit.data.source import SourceUnits
-from spotfit.data.sources.tables import TableSource, even_units
+from spotfit.data.sources.tables import TableSource, even_units, table_storage
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.transfer import download_bytes
 
 # The pickle of a dataset is loaded by every worker; a larger table is read when it is needed.
 _MAX_PICKLED_BYTES = 2**20
-_destination: ContextVar[Store | None] = ContextVar("spotfit-table-destination", default=None)
 
 
 @contextmanager
@@ -31,18 +28,16 @@ def tables_stored_in(store: Store) -> Iterator[None]:
     `store` is rooted at the run's directory, and the machines can open its URL. Pickling may raise
     the errors of `Store.create`.
     """
-    token = _destination.set(store)
+    token = table_storage.set(partial(_store_table, store))
     try:
         yield
     finally:
-        _destination.reset(token)
+        table_storage.reset(token)
 
 
-def reduce_table(source: TableSource) -> tuple[Any, ...]:
-    """Return how `source` is pickled: with its rows, or as a reference to an object."""
-    store = _destination.get()
-    if store is None or source.table.nbytes <= _MAX_PICKLED_BYTES:
-        return TableSource, (source.table,)
+def _store_table(store: Store, source: TableSource) -> StoredTableSource | None:
+    if source.table.nbytes <= _MAX_PICKLED_BYTES:
+        return None
     body = _encode(source.table)
     sha256 = hashlib.sha256(body).hexdigest()
     key = f".spotfit/data/{sha256}.arrow"
@@ -50,7 +45,7 @@ def reduce_table(source: TableSource) -> tuple[Any, ...]:
         store.create(key, body)
     schema = source.table.schema.serialize().to_pybytes()
     size = source.table.num_rows, source.table.nbytes
-    return StoredTableSource, (store.url, key, sha256, source.identity, schema, *size)
+    return StoredTableSource(store.url, key, sha256, source.identity, schema, *size)
 
 
 def _encode(table: pa.Table) -> bytes:

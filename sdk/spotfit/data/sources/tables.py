@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spotfit.data.source import SourceUnits, int_array
+from spotfit.data.source import Source, SourceUnits, int_array
 
 _UNIT_BYTES = 4 * 2**20
 """Size of a unit of rows in memory; a window of an order consists of several units."""
@@ -31,6 +32,16 @@ def even_units(row_count: int, total_bytes: int) -> SourceUnits:
     )
 
 
+table_storage: ContextVar[Callable[[TableSource], Source | None] | None] = ContextVar(
+    "spotfit-table-storage", default=None
+)
+"""Called when a table is pickled; what it returns is pickled instead, if it is not None."""
+
+
+def _same(source: Source) -> Source:
+    return source
+
+
 @dataclass(frozen=True, eq=False)
 class TableSource:
     """The rows of an Arrow table in memory, which travels with the source's pickle."""
@@ -38,9 +49,9 @@ class TableSource:
     table: pa.Table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from spotfit.data.sources.stored_table import reduce_table
-
-        return reduce_table(self)
+        store_table = table_storage.get()
+        stored = None if store_table is None else store_table(self)
+        return (TableSource, (self.table,)) if stored is None else (_same, (stored,))
 
     @cached_property
     def identity(self) -> str:
