@@ -167,8 +167,9 @@ class Checkpointer:
         rejected for an elastic group.
 
         `loader` is this rank's data loader, or what `spotfit.get_dataset_shard` returns; its
-        position in the epoch is saved. The positions of the trainer's datasets are always saved, so
-        for them `loader` is needed only with `every="epoch"`. `every` says when
+        position in the epoch is saved. The positions of the trainer's datasets are always saved;
+        `loader` makes one of them count the epochs, for `every="epoch"` and the result of
+        `restore`. `every` says when
         to save: "auto", a duration like "10m" or a timedelta, a number of steps, "epoch",
         "at_notice", or a list of these. "auto" balances the cost of saving against the expected
         loss. `max_overhead` limits the fraction of the time that "auto" uses; without it that is
