@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_numpy as read_numpy
     from spotfit.data.file_readers import read_parquet as read_parquet
     from spotfit.data.file_readers import read_text as read_text
+    from spotfit.data.file_readers import read_tfrecords as read_tfrecords
+    from spotfit.data.file_readers import read_webdataset as read_webdataset
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
@@ -49,6 +51,8 @@ _MODULES = {
     "range": "spotfit.data.readers",
     "read_csv": "spotfit.data.file_readers",
     "read_json": "spotfit.data.file_readers",
+    "read_tfrecords": "spotfit.data.file_readers",
+    "read_webdataset": "spotfit.data.file_readers",
     "read_text": "spotfit.data.file_readers",
     "read_binary_files": "spotfit.data.file_readers",
     "read_images": "spotfit.data.file_readers",
@@ -78,6 +82,8 @@ __all__ = [
     "read_numpy",
     "read_parquet",
     "read_text",
+    "read_tfrecords",
+    "read_webdataset",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)
