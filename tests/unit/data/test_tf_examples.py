@@ -27,7 +27,7 @@ def decode(features: dict[str, list[Any]]) -> dict[str, Any]:
 )
 def test_values_of_every_kind_are_decoded(values: list[Any]) -> None:
     found = decode({"feature": values})["feature"]
-    expected = np.float32(values).tolist() if isinstance(values[0], float) else values
+    expected = np.array(values, np.float32).tolist() if isinstance(values[0], float) else values
     assert found == expected
 
 

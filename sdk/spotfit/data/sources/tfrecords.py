@@ -125,7 +125,8 @@ def _check(contents: Sequence[bytes | memoryview], stored: Sequence[int], file: 
 def _mask(crc: Words) -> Words:
     """Return the form in which CRCs are stored, which have CRCs themselves."""
     rotated = np.bitwise_or(crc >> np.uint32(15), crc << np.uint32(17))
-    return np.add(rotated, np.uint32(0xA282EAD8), dtype=np.uint32)
+    masked: Words = np.add(rotated, np.uint32(0xA282EAD8), dtype=np.uint32)
+    return masked
 
 
 def _find_schema(examples: Sequence[Features], file: OpenFile) -> pa.Schema:

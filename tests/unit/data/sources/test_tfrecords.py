@@ -37,7 +37,7 @@ def encode(rows: Iterable[dict[str, list[Any]]]) -> bytes:
     return encode_records(encode_example(row) for row in rows)
 
 
-ROWS = [
+ROWS: list[dict[str, list[Any]]] = [
     {"id": [n], "name": [f"row {n}".encode()], "values": [n / 2] * (n % 3), "tags": [b"x"] * n}
     for n in range(30)
 ]
