@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_numpy as read_numpy
     from spotfit.data.file_readers import read_parquet as read_parquet
     from spotfit.data.file_readers import read_text as read_text
+    from spotfit.data.file_readers import read_tfrecords as read_tfrecords
+    from spotfit.data.file_readers import read_webdataset as read_webdataset
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
     from spotfit.data.reader_options import FileShuffleConfig as FileShuffleConfig
+    from spotfit.data.readers import from_arrow as from_arrow
+    from spotfit.data.readers import from_huggingface as from_huggingface
     from spotfit.data.readers import from_items as from_items
+    from spotfit.data.readers import from_numpy as from_numpy
+    from spotfit.data.readers import from_pandas as from_pandas
+    from spotfit.data.readers import from_torch as from_torch
     from spotfit.data.readers import range as range  # noqa: A004 - the name of Ray
+    from spotfit.data.readers import range_tensor as range_tensor
     from spotfit.data.source import Source as Source
 
 _MODULES = {
@@ -33,10 +41,18 @@ _MODULES = {
     "PathPartitionFilter": "spotfit.data.partitioning",
     "Preprocessor": "spotfit.data.preprocessor",
     "Source": "spotfit.data.source",
+    "from_arrow": "spotfit.data.readers",
+    "from_huggingface": "spotfit.data.readers",
+    "from_numpy": "spotfit.data.readers",
+    "from_pandas": "spotfit.data.readers",
+    "from_torch": "spotfit.data.readers",
+    "range_tensor": "spotfit.data.readers",
     "from_items": "spotfit.data.readers",
     "range": "spotfit.data.readers",
     "read_csv": "spotfit.data.file_readers",
     "read_json": "spotfit.data.file_readers",
+    "read_tfrecords": "spotfit.data.file_readers",
+    "read_webdataset": "spotfit.data.file_readers",
     "read_text": "spotfit.data.file_readers",
     "read_binary_files": "spotfit.data.file_readers",
     "read_images": "spotfit.data.file_readers",
@@ -51,8 +67,14 @@ __all__ = [
     "PathPartitionFilter",
     "Preprocessor",
     "Source",
+    "from_arrow",
+    "from_huggingface",
     "from_items",
+    "from_numpy",
+    "from_pandas",
+    "from_torch",
     "range",
+    "range_tensor",
     "read_binary_files",
     "read_csv",
     "read_images",
@@ -60,6 +82,8 @@ __all__ = [
     "read_numpy",
     "read_parquet",
     "read_text",
+    "read_tfrecords",
+    "read_webdataset",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

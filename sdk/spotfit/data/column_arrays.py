@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
+from spotfit.data.python_objects import PythonObjectType
 
 NumpyArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -54,6 +55,8 @@ def _chunk_to_numpy(array: pa.Array) -> NumpyArray:
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return _tensors_to_numpy(array)
+    if isinstance(kind, PythonObjectType):
+        return object_array(array.to_pylist())
     if isinstance(kind, pa.BaseExtensionType):
         return _chunk_to_numpy(array.storage)
     types = pa.types

@@ -32,6 +32,8 @@ from spotfit.data.sources.line_files import LineFormat
 from spotfit.data.sources.numpy_files import NumpyFormat
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.sources.text_files import TextParser
+from spotfit.data.sources.tfrecords import TfRecordFormat
+from spotfit.data.sources.webdataset import DecodeSamples, WebDatasetFormat
 from spotfit.data.sources.whole_files import WholeFileSource
 
 _PARQUET_REMEDIES = {
@@ -81,6 +83,12 @@ def read_parquet(
 
 IMAGE_EXTENSIONS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
 _PICKLE_REMEDY = {"allow_pickle": "Convert the arrays to numbers, or the files to Parquet."}
+_TF_SCHEMA_REMEDY = {"tf_schema": "Pass schema=, an Arrow schema of the columns."}
+_WEBDATASET_REMEDIES = {
+    "fileselect": "Select columns with suffixes.",
+    "filerename": "Rename columns with rename_columns().",
+    "expand_json": "Take the fields of the column in map().",
+}
 _COMPRESSED = ("", ".gz", ".br", ".zst", ".lz4", ".bz2")
 
 
@@ -213,6 +221,67 @@ def read_images(
         keep_paths=bool(options.get("include_paths")),
     )
     return shuffled_dataset(source, options.get("shuffle")).with_transform(decode)
+
+
+def read_tfrecords(
+    paths: Paths,
+    *,
+    tf_schema: Any = None,
+    schema: pa.Schema | None = None,
+    arrow_open_stream_args: Mapping[str, Any] | None = None,
+    **options: Unpack[FileOptions],
+) -> Dataset:
+    """Return the dataset of TFRecord files of `tf.train.Example` messages, without TensorFlow.
+
+    Columns are bytes, float32 and int64; those with one value in each of the first 1000 records of
+    a file are values, others lists. `schema` states other columns and types. All headers are read
+    when the dataset is listed. Raises `ConfigError` for `tf_schema`.
+    """
+    refuse("read_tfrecords", {"tf_schema": tf_schema}, _TF_SCHEMA_REMEDY)
+    tf_format = TfRecordFormat(_compression("read_tfrecords", arrow_open_stream_args))
+    return read_files(
+        "read_tfrecords",
+        paths,
+        tf_format,
+        options,
+        extensions=[f"{kind}{end}" for kind in ("tfrecord", "tfrecords") for end in _COMPRESSED],
+        schema=schema,
+    )
+
+
+def read_webdataset(
+    paths: Paths,
+    *,
+    decoder: bool | None = True,
+    suffixes: Sequence[str] | None = None,
+    arrow_open_stream_args: Mapping[str, Any] | None = None,
+    fileselect: Any = None,
+    filerename: Any = None,
+    verbose_open: bool = False,
+    expand_json: bool = False,
+    **options: Unpack[FileOptions],
+) -> Dataset:
+    """Return the dataset of WebDataset's tar files: `__key__`, a column per extension, `__url__`.
+
+    Files with the extensions `suffixes` are read; None: all. Known extensions are decoded, unless
+    `decoder` is None or False: text, `cls` numbers, images, JSON, NumPy arrays and MessagePack. All
+    headers are read when the dataset is listed. `verbose_open` has no effect.
+    """
+    refused = {"fileselect": fileselect, "filerename": filerename, "expand_json": expand_json}
+    refuse("read_webdataset", refused, _WEBDATASET_REMEDIES)
+    if not (decoder is None or isinstance(decoder, bool)) or callable(suffixes):
+        raise ConfigError(
+            "read_webdataset() does not call functions.",
+            do="Pass decoder=None and call map() on the dataset; pass suffixes as a list.",
+        )
+    tar_format = WebDatasetFormat(
+        None if suffixes is None else tuple(suffixes),
+        _compression("read_webdataset", arrow_open_stream_args),
+    )
+    dataset = read_files(
+        "read_webdataset", paths, tar_format, options, extensions=("tar", "tar.gz", "tgz")
+    )
+    return dataset.with_transform(DecodeSamples()) if decoder else dataset
 
 
 def _compression(function: str, stream_options: Mapping[str, Any] | None) -> str | None:

@@ -27,6 +27,7 @@ from spotfit.store.url import RootUrl
 _SETTING = "A path of the dataset"
 # Ray's and pyarrow's way to name a public bucket that is read without credentials.
 _ANONYMOUS = "anonymous@"
+_OWN_SCHEMES = frozenset({"az", "file", "gcs", "gs", "memory", "s3", "s3a"})
 _UNSIGNED = {"skip_signature": "true"}
 
 
@@ -210,7 +211,8 @@ def _open_in_filesystem(filesystem: Any, path: str) -> tuple[Store, str]:
 
 def _find_fsspec(text: str) -> tuple[Any, str] | None:
     """Return fsspec's file system of a URL whose scheme spotfit does not support itself."""
-    if "://" not in text:
+    scheme, separator, _ = text.partition("://")
+    if not separator or scheme in _OWN_SCHEMES:  # what is invalid in their URLs may be a secret
         return None
     try:
         fsspec = plugins.require_module("fsspec.core", extra="s3")

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.sources.compression import compression_of, decompress
 from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
 
 UNIT_BYTES = 8 * 2**20
 """Length of a unit; a longer line makes a longer unit."""
-_COMPRESSIONS = {"gz": "gzip", "br": "brotli", "zst": "zstd", "lz4": "lz4", "bz2": "bz2"}
 _ASCII_ENCODINGS = frozenset({"ascii", "utf8", "latin1", "iso88591", "cp1252", "windows1252"})
 
 
@@ -81,8 +81,9 @@ class LineFormat:
 
     def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
         """Fetch a range of lines and parse it with the types of `schema`."""
-        body = file.read(unit.position, unit.size_bytes)
-        return self._parse(self._decompress(body, file), file, unit.position, schema)
+        is_divided = self._is_divided(file)
+        body = file.read(unit.position, unit.size_bytes) if is_divided else self._whole(file)
+        return self._parse(body, file, unit.position, schema)
 
     def _parse(self, body: bytes, file: OpenFile, start: int, schema: pa.Schema | None) -> pa.Table:
         try:
@@ -106,23 +107,18 @@ class LineFormat:
 
     def _ranges(self, file: OpenFile) -> Iterator[tuple[int, bytes, int]]:
         """Yield begin, text and stored size of each unit."""
-        if self._compression_of(file) is not None or not self.parser.is_divisible:
-            if file.size_bytes:
-                yield 0, self._decompress(file.read(), file), file.size_bytes
-            return
-        for start, body in split_lines(file, self.parser.quote):
-            yield start, body, len(body)
+        if self._is_divided(file):
+            for start, body in split_lines(file, self.parser.quote):
+                yield start, body, len(body)
+        elif file.size_bytes:
+            yield 0, self._whole(file), file.size_bytes
 
-    def _decompress(self, body: bytes, file: OpenFile) -> bytes:
-        compression = self._compression_of(file)
-        if compression is None:
-            return body
-        with pa.input_stream(pa.BufferReader(body), compression=compression) as stream:
-            text: bytes = stream.read()
-            return text
+    def _is_divided(self, file: OpenFile) -> bool:
+        return self.parser.is_divisible and compression_of(file, self.compression) is None
 
-    def _compression_of(self, file: OpenFile) -> str | None:
-        return self.compression or _COMPRESSIONS.get(file.path.rpartition(".")[2].lower())
+    def _whole(self, file: OpenFile) -> bytes:
+        body = decompress(file, self.compression)
+        return file.read() if body is None else body
 
 
 def is_ascii_compatible(encoding: str) -> bool:

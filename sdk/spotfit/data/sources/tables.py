@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from spotfit.data.column_arrays import column_from_values
 from spotfit.data.source import Source, SourceUnits, int_array
 
 _UNIT_BYTES = 4 * 2**20
@@ -79,27 +81,36 @@ class TableSource:
 
 @dataclass(frozen=True)
 class RangeSource:
-    """The integers from 0 to `count` - 1 in the column `id`, as those of `ray.data.range`."""
+    """The integers from 0 to `count` - 1, as those of `ray.data.range` and `range_tensor`."""
 
     count: int
+    shape: tuple[int, ...] | None = None
+    """None: numbers in the column `id`; else tensors of this shape, filled with one, in `data`."""
 
     @property
     def identity(self) -> str:
-        """The number of rows."""
-        return f"range {self.count}"
+        """The number of rows, and the shape."""
+        return f"range {self.count}" + (f" {self.shape}" if self.shape else "")
 
     def list_units(self) -> SourceUnits:
         """Return units of a few MiB."""
-        return even_units(self.count, 8 * self.count)
+        return even_units(self.count, 8 * math.prod(self.shape or ()) * self.count)
 
     def schema(self, _units: SourceUnits) -> pa.Schema:
-        """Return the schema of one integer column."""
-        return pa.schema([("id", pa.int64())])
+        """Return the schema of one column of integers or tensors."""
+        return self._block(0, 1).schema
 
     def read_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Return the integers of a unit."""
-        first, rows = int(units.unit_positions[unit]), int(units.unit_rows[unit])
-        table = pa.table({"id": np.arange(first, first + rows, dtype=np.int64)})
+        table = self._block(int(units.unit_positions[unit]), int(units.unit_rows[unit]))
         return table if columns is None else table.select(list(columns))
+
+    def _block(self, first: int, rows: int) -> pa.Table:
+        numbers = np.arange(first, first + rows, dtype=np.int64)
+        if self.shape is None:
+            return pa.table({"id": numbers})
+        ones = (1,) * len(self.shape)
+        tensors = np.broadcast_to(numbers.reshape(-1, *ones), (rows, *self.shape))
+        return pa.table({"data": column_from_values(tensors, name="data")})

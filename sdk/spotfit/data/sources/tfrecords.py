@@ -1,0 +1,174 @@
+"""TFRecord files of `tf.train.Example` messages. A unit is a range of records."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.crc32c import Words, crc32c
+from spotfit.data.sources.compression import decompress
+from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.range_reader import RangeReader
+from spotfit.data.tf_examples import Features, decode_example, feature_type
+
+_HEADER = struct.Struct("<QI")
+"""Length of a record, and the CRC of the length."""
+_FOOTER_BYTES = 4
+"""The CRC of the record."""
+UNIT_BYTES = 8 * 2**20
+SAMPLE_RECORDS = 1000
+"""Records of each file from which the columns and their types are taken."""
+
+
+class _Record(NamedTuple):
+    start: int
+    """Where its header begins."""
+    length: int
+
+
+@dataclass(frozen=True)
+class TfRecordFormat:
+    """Reads Examples: a feature with one value in each record is a value, others are lists."""
+
+    compression: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """The compression."""
+        return f"tfrecords {self.compression}"
+
+    def inspect(self, file: OpenFile) -> FileContent:
+        """Read all headers, and decode the first records."""
+        body = decompress(file, self.compression)
+        if body is None:
+            records = [*_walk(file, RangeReader(file), file.size_bytes)]
+        else:
+            records = [*_walk(file, io.BytesIO(body), len(body))]
+        units = _group(records)
+        if body is not None:
+            units = [FileUnit(0, len(records), file.size_bytes)] if records else []
+        sample = records[:SAMPLE_RECORDS]
+        if not sample:
+            return FileContent(pa.schema([]), [])
+        end = sample[-1].start + _HEADER.size + sample[-1].length + _FOOTER_BYTES
+        examples = self._decode(body or file.read(0, end), sample, file)
+        return FileContent(_find_schema(examples, file), units)
+
+    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
+        """Fetch a range of records, verify their CRCs and decode them."""
+        body = decompress(file, self.compression)
+        if body is None:
+            body = file.read(unit.position, unit.size_bytes)
+        records = [*_walk(file, io.BytesIO(body), len(body))]
+        examples = self._decode(body, records, file)
+        columns = [_to_column([one.get(f.name) for one in examples], f, file) for f in schema]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _decode(self, body: bytes, records: Sequence[_Record], file: OpenFile) -> list[Features]:
+        view = memoryview(body)
+        begins = [record.start + _HEADER.size for record in records]
+        ends = [begin + one.length for begin, one in zip(begins, records, strict=True)]
+        contents = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        stored = [int.from_bytes(view[end : end + _FOOTER_BYTES], "little") for end in ends]
+        _check(contents, stored, file)
+        try:
+            return [decode_example(content) for content in contents]
+        except ValueError as error:
+            raise ConfigError(
+                f"{file.path} has records that are not tf.train.Example messages: {error}.",
+                do="Read it with read_binary_files() and decode the records in map_batches().",
+            ) from error
+
+
+def _walk(file: OpenFile, reader: io.RawIOBase | io.BytesIO, size_bytes: int) -> Iterator[_Record]:
+    """Yield all records of a stream of this size. Raises `ConfigError` if a header is invalid."""
+    position = 0
+    headers: list[bytes] = []
+    while position < size_bytes:
+        reader.seek(position)
+        header = reader.read(_HEADER.size) or b""
+        length = int.from_bytes(header[:8], "little")
+        end = position + _HEADER.size + length + _FOOTER_BYTES
+        if end > size_bytes:
+            raise _invalid_error(file)
+        headers.append(header)
+        yield _Record(position, length)
+        position = end
+    stored = [_HEADER.unpack(header)[1] for header in headers]
+    _check([header[:8] for header in headers], stored, file)
+
+
+def _group(records: Sequence[_Record]) -> list[FileUnit]:
+    units: list[FileUnit] = []
+    for record in records:
+        size = _HEADER.size + record.length + _FOOTER_BYTES
+        if units and units[-1].size_bytes + size <= UNIT_BYTES:
+            last = units[-1]
+            units[-1] = FileUnit(last.position, last.rows + 1, last.size_bytes + size)
+        else:
+            units.append(FileUnit(record.start, 1, size))
+    return units
+
+
+def _check(contents: Sequence[bytes | memoryview], stored: Sequence[int], file: OpenFile) -> None:
+    if not np.array_equal(_mask(crc32c(contents)), np.array(stored, np.uint32)):
+        raise _invalid_error(file)
+
+
+def _mask(crc: Words) -> Words:
+    """Return the form in which CRCs are stored, which have CRCs themselves."""
+    rotated = np.bitwise_or(crc >> np.uint32(15), crc << np.uint32(17))
+    masked: Words = np.add(rotated, np.uint32(0xA282EAD8), dtype=np.uint32)
+    return masked
+
+
+def _find_schema(examples: Sequence[Features], file: OpenFile) -> pa.Schema:
+    names = sorted({name for one in examples for name in one})
+    fields = []
+    for name in names:
+        values = [one[name] for one in examples if one.get(name) is not None]
+        kinds = {feature_type(value) for value in values} or {pa.null()}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"The feature {name!r} of {file.path} has values of several types: {kinds}.",
+                do="Write the files with one type for each feature.",
+            )
+        kind = kinds.pop()
+        is_single = bool(values) and all(len(value) == 1 for value in values)
+        fields.append(pa.field(name, kind if is_single else pa.list_(kind)))
+    return pa.schema(fields)
+
+
+def _to_column(values: list[Any], field: pa.Field, file: OpenFile) -> pa.Array:
+    if not pa.types.is_list(field.type):
+        if any(value is not None and len(value) != 1 for value in values):
+            raise ConfigError(
+                f"The feature {field.name!r} of {file.path} has another number of values than 1, "
+                "unlike in the first records.",
+                do="Pass schema= with a list as the type of this column, such as "
+                f"pa.list_({field.type}).",
+            )
+        values = [None if value is None else value[0] for value in values]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ConfigError(
+            f"The feature {field.name!r} of {file.path} has another type than {field.type}: "
+            f"{error}",
+            do="Write the files with one type for each feature, or pass schema=.",
+        ) from error
+
+
+def _invalid_error(file: OpenFile) -> ConfigError:
+    return ConfigError(
+        f"{file.path} is not a TFRecord file, or is damaged: a length or CRC is wrong.",
+        do="Write the file again, or pass arrow_open_stream_args={'compression': …} if it is "
+        "compressed.",
+    )
