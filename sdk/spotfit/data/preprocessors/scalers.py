@@ -16,7 +16,7 @@ from spotfit.data.preprocessors.column_statistics import (
     Results,
     Statistic,
 )
-from spotfit.data.preprocessors.columns import as_float64, numeric_column
+from spotfit.data.preprocessors.columns import as_float64, number, numeric_column
 from spotfit.data.preprocessors.preprocessor_base import ColumnPreprocessor
 
 _NEAR_ZERO = 1e-8
@@ -141,11 +141,11 @@ class RobustScaler(ColumnPreprocessor):
         if median is None or low != high:
             return scale(column, median, None if median is None else high - low)
         # Multiplied by 0, infinite values would become NaN.
-        return pc.if_else(pc.is_valid(column), 0.0, pa.scalar(None, pa.float64()))
+        return pc.if_else(pc.is_valid(column), number(0.0), column)
 
 
 def scale(column: pa.ChunkedArray, center: Any, width: Any) -> pa.ChunkedArray:
     """Return (column - center) / width of 64-bit floats; all missing if one is None."""
     if center is None or width is None:
         return pa.chunked_array([pa.nulls(len(column), pa.float64())])
-    return pc.divide(pc.subtract(column, float(center)), float(width))
+    return pc.divide(pc.subtract(column, number(float(center))), number(float(width)))
