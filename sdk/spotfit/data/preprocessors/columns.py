@@ -188,8 +188,8 @@ def has_missing(column: pa.ChunkedArray) -> bool:
 
 
 # ── between Arrow and NumPy ──
-# `to_numpy()`, `pyarrow.array()` and `pyarrow.scalar()` import pandas where it is installed, 1.6 CPU s
-# before the first batch; views of the buffers do not.
+# `to_numpy()`, `pyarrow.array()` and `pyarrow.scalar()` import pandas where it is installed, which
+# takes 1.6 CPU seconds before the first batch; views of the buffers do not.
 
 
 def number(value: float) -> pa.Scalar:
