@@ -11,7 +11,7 @@ import pytest
 from spotfit.core.errors import ConfigTypeError
 from spotfit.data.preprocessors.batch_kinds import block_of, data_frame, numpy_columns
 
-ARRAYS = {
+ARRAYS: dict[str, Any] = {
     "i": np.array([1, 2], np.int16),
     "f": np.array([0.5, 2.5], np.float32),
     "b": np.array([True, False]),

@@ -142,7 +142,11 @@ def test_quantiles_of_few_rows_are_exact(values: list[float | None], bounds: lis
 
 
 def test_no_blocks_give_the_results_of_no_rows() -> None:
-    statistics = [MomentsStatistic("x"), BoundsStatistic("x"), ValueCountsStatistic("x")]
+    statistics: list[Statistic] = [
+        MomentsStatistic("x"),
+        BoundsStatistic("x"),
+        ValueCountsStatistic("x"),
+    ]
     assert list(fold(statistics, []).values()) == [Moments(None, None), Bounds(None, None), {}]
 
 

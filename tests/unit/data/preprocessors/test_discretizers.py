@@ -34,7 +34,7 @@ def codes_of_pandas(values: list[float | None], *args: Any, **kwargs: Any) -> li
 def test_given_bins_are_those_of_pandas(
     values: list[float | None], bins: list[int], right: bool, include_lowest: bool
 ) -> None:
-    options = {"right": right, "include_lowest": include_lowest}
+    options: dict[str, Any] = {"right": right, "include_lowest": include_lowest}
     discretizer = CustomKBinsDiscretizer(["x"], bins, **options)
     found = output(discretizer, {"x": pa.array(values, pa.float64())}, "x")
     assert found == codes_of_pandas(values, bins, **options)
