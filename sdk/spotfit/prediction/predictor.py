@@ -67,11 +67,17 @@ class Predictor:
 
 
 def preprocessor_of(checkpoint: Checkpoint) -> Any:
-    """Return the preprocessor that the checkpoint of a framework has, or None.
+    """Return the preprocessor in the checkpoint's metadata, or None.
 
-    It is unpickled: use trusted checkpoints only.
+    That of the checkpoint of a framework may be a pickle: use trusted checkpoints only.
     """
-    # A plain Checkpoint has none: nothing is unpickled from its metadata.
+    metadata = checkpoint.get_metadata()
+    if metadata.get("preprocessor") is not None:
+        # It needs PyArrow, which predictors without preprocessor do not.
+        from spotfit.data.preprocessors.checkpoint_metadata import preprocessor_of_metadata
+
+        return preprocessor_of_metadata(metadata)
+    # Of a plain Checkpoint nothing is unpickled.
     return checkpoint.get_preprocessor() if isinstance(checkpoint, FrameworkCheckpoint) else None
 
 

@@ -122,7 +122,9 @@ def list_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def list_lengths(column: pa.ChunkedArray) -> Int64Codes:
     """Return the number of elements in each row; 0 where the row is missing."""
-    return int64_array(pc.fill_null(pc.list_value_length(_as_lists(column)), 0))
+    return int64_array(
+        pc.fill_null(pc.cast(pc.list_value_length(_as_lists(column)), pa.int64()), number(0))
+    )
 
 
 def _as_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -153,7 +155,7 @@ def codes_of(column: pa.ChunkedArray, codes: Mapping[Any, int]) -> Int64Codes:
     known = [codes.get(value, -1) for value in python_values(encoded.dictionary)]
     # The last element is for missing values, whose index is -1.
     table = np.array([*known, codes.get(None, -1)], dtype=np.int64)
-    return table[int64_array(pc.fill_null(pc.cast(encoded.indices, pa.int64()), -1))]
+    return table[int64_array(pc.fill_null(pc.cast(encoded.indices, pa.int64()), number(-1)))]
 
 
 def as_dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
@@ -186,8 +188,13 @@ def has_missing(column: pa.ChunkedArray) -> bool:
 
 
 # ── between Arrow and NumPy ──
-# `to_numpy()` and `pyarrow.array()` import pandas where it is installed, 1.6 CPU s before the first
-# batch; views of the buffers do not.
+# `to_numpy()`, `pyarrow.array()` and `pyarrow.scalar()` import pandas where it is installed, which
+# takes 1.6 CPU seconds before the first batch; views of the buffers do not.
+
+
+def number(value: float) -> pa.Scalar:
+    """Return a scalar for a function of Arrow: a 64-bit integer, or float."""
+    return arrow_array(np.array([value]))[0]
 
 
 def number_array(column: pa.ChunkedArray, name: str) -> Any:
@@ -196,7 +203,7 @@ def number_array(column: pa.ChunkedArray, name: str) -> Any:
     Raises `ConfigError` for missing integers: their type would depend on the values of a block.
     """
     if pa.types.is_floating(column.type):
-        values = pc.fill_null(column, math.nan)
+        values = pc.fill_null(column, pc.cast(number(math.nan), column.type))
         return _flat_array(values, np.float32 if pa.types.is_float32(column.type) else np.float64)
     if has_missing(column):
         raise ConfigError(
@@ -217,7 +224,7 @@ def int64_array(column: pa.Array | pa.ChunkedArray) -> Int64Codes:
 
 def float64_array(column: pa.Array | pa.ChunkedArray) -> Any:
     """Return a numeric column as 64-bit floats, with NaN for missing values."""
-    return _flat_array(pc.fill_null(as_float64(column), math.nan), np.float64)
+    return _flat_array(pc.fill_null(as_float64(column), number(math.nan)), np.float64)
 
 
 def bool_array(column: pa.Array | pa.ChunkedArray) -> BoolMask:
@@ -285,7 +292,7 @@ def count_matrix(codes: Int64Codes, lengths: Int64Codes, size: int) -> Any:
 def dictionary_array(codes: Int64Codes, categories: list[Any], *, ordered: bool) -> pa.Array:
     """Return a column of categories; null where a code is below 0."""
     fitting = [
-        kind for kind in (np.int8, np.int16, np.int32) if len(categories) <= np.iinfo(kind).max
+        kind for kind in (np.int8, np.int16, np.int32) if len(categories) < np.iinfo(kind).max
     ]
     indices = arrow_array(codes.astype(fitting[0]), codes < 0)
     return pa.DictionaryArray.from_arrays(indices, pa.array(categories), ordered=ordered)

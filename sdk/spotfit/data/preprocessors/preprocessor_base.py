@@ -89,7 +89,7 @@ class Preprocessor:
             warnings.warn(
                 f"fit() was called before on {type(self).__name__} or a part of it; the earlier "
                 "statistics are replaced.",
-                stacklevel=stacklevel + 1,
+                stacklevel=stacklevel,
             )
 
     def fit_transform(

@@ -70,7 +70,7 @@ def from_fields(fields: Any) -> AnyPreprocessor:
     try:
         parameters = {name: _decode(value) for name, value in fields["parameters"].items()}
         preprocessor = create.from_parameters(parameters)
-        preprocessor.stats_ = decode_value(fields["statistics"])
+        preprocessor.stats_ = dict(decode_value(fields["statistics"]).items())
         preprocessor._fitted = fields["fitted"]  # noqa: SLF001
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(

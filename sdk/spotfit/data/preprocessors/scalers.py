@@ -16,7 +16,12 @@ from spotfit.data.preprocessors.column_statistics import (
     Results,
     Statistic,
 )
-from spotfit.data.preprocessors.columns import as_float64, numeric_column
+from spotfit.data.preprocessors.columns import (
+    as_float64,
+    is_missing,
+    number,
+    numeric_column,
+)
 from spotfit.data.preprocessors.preprocessor_base import ColumnPreprocessor
 
 _NEAR_ZERO = 1e-8
@@ -88,9 +93,11 @@ class MaxAbsScaler(ColumnPreprocessor):
 class RobustScaler(ColumnPreprocessor):
     """Subtract the median of each column and divide by the distance of two quantiles.
 
-    A distance of 0 gives zeros. The outputs are 64-bit floats; missing values stay missing. Quantiles are exact up to 8 × `quantile_precision` rows; beyond,
-    the rank of a quantile among N rows is wrong by at most N × levels / (8 × `quantile_precision`),
-    where levels = log2(N / (4 × `quantile_precision`)): by 0.3 % of a billion rows.
+    A distance of 0 gives zeros. The outputs are 64-bit floats; missing values stay missing.
+
+    Quantiles are exact up to 8 × `quantile_precision` rows; beyond, the rank of a quantile among N
+    rows is wrong by at most N × levels / (8 × `quantile_precision`), where levels =
+    log2(N / (4 × `quantile_precision`)): by 0.3 % of a billion rows.
     """
 
     DEFAULT_QUANTILE_PRECISION = 800
@@ -141,11 +148,11 @@ class RobustScaler(ColumnPreprocessor):
         if median is None or low != high:
             return scale(column, median, None if median is None else high - low)
         # Multiplied by 0, infinite values would become NaN.
-        return pc.if_else(pc.is_valid(column), 0.0, pa.scalar(None, pa.float64()))
+        return pc.if_else(is_missing(column), column, number(0.0))
 
 
 def scale(column: pa.ChunkedArray, center: Any, width: Any) -> pa.ChunkedArray:
     """Return (column - center) / width of 64-bit floats; all missing if one is None."""
     if center is None or width is None:
         return pa.chunked_array([pa.nulls(len(column), pa.float64())])
-    return pc.divide(pc.subtract(column, float(center)), float(width))
+    return pc.divide(pc.subtract(column, number(float(center))), number(float(width)))

@@ -7,6 +7,7 @@ venv-ray/bin/python tests/unit/data/preprocessors/record_ray_outputs.py
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -18,17 +19,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import ray_cases
+from tests.unit.data.preprocessors import ray_cases
 
 OUTPUTS = Path(__file__).with_name("ray_outputs.json")
 
 
 def main() -> None:
     """Run all cases, each with the statistics, the transformed test rows, or the error."""
-    import ray
-    import ray.data.preprocessors
+    ray = importlib.import_module("ray")
+    importlib.import_module("ray.data.preprocessors")
 
     # More than the machine has: each operator of Ray Data reserves a CPU.
     ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ def dataset(table: pa.Table | dict[str, Any], *lengths: int) -> Dataset:
     bounds = [0]
     for length in lengths:
         bounds.append(bounds[-1] + length)
-    pieces = [whole.slice(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [whole.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
     pieces.append(whole.slice(bounds[-1]))
     manifests = [Manifest.of_source(TableSource(piece)) for piece in pieces]
     one = Dataset.of_source(TableSource(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -35,7 +36,7 @@ def blocks_of(values: list[Any], bounds: list[int], kind: pa.DataType) -> list[p
     """Return the column `x` in blocks that end at the bounds; some are empty."""
     whole = pa.table({"x": pa.array(values, kind)})
     ends = [0, *sorted(min(bound, len(values)) for bound in bounds), len(values)]
-    return [whole.slice(a, b - a) for a, b in zip(ends, ends[1:], strict=False)]
+    return [whole.slice(a, b - a) for a, b in itertools.pairwise(ends)]
 
 
 def grouped(statistic: Statistic, blocks: list[pa.Table]) -> Any:
@@ -141,7 +142,11 @@ def test_quantiles_of_few_rows_are_exact(values: list[float | None], bounds: lis
 
 
 def test_no_blocks_give_the_results_of_no_rows() -> None:
-    statistics = [MomentsStatistic("x"), BoundsStatistic("x"), ValueCountsStatistic("x")]
+    statistics: list[Statistic] = [
+        MomentsStatistic("x"),
+        BoundsStatistic("x"),
+        ValueCountsStatistic("x"),
+    ]
     assert list(fold(statistics, []).values()) == [Moments(None, None), Bounds(None, None), {}]
 
 

@@ -20,7 +20,7 @@ from tests.unit.data.preprocessors.rows import dataset, rows_of
 
 RECORDED: dict[str, Any] = json.loads(Path(OUTPUTS).read_text())
 
-OTHER_VALUES = {
+OTHER_VALUES: dict[str, dict[str, Any]] = {
     # Ray writes the mean 2.83 into a column of integers, as 2.
     "SimpleImputer mean": {"ints_missing": [3, 2, 9, -8]},
     # Ray gives None for tokens that do not occur in a text.
