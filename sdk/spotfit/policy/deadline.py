@@ -13,6 +13,9 @@ situation is taken only if the slack that remains suffices for the better choice
     on-demand | refused   | on-demand
     nothing   | refused   | nothing if σ ≥ 2d + 2·look + reserve + outages, else on-demand
 
+While only dearer spot machines are granted, a run without machines waits for cheaper ones that were
+refused recently if σ suffices for `outages` of both: of the cheaper ones, and of all spot machines.
+
 `reserve` is the slack that later starts of spot machines are expected to spend: one changeover for
 each, as they start beside on-demand machines and only their loss leaves the run without machines.
 `outages` is half the time that spot is expected to be refused until the deadline, more the longer
@@ -38,6 +41,9 @@ from spotfit.model.offer import Market
 # on them: with twice or half of each the cost changes by 1 to 2 per cent (decision 0058).
 MEAN_SPOT_LIFETIME_S = 2 * 3600.0
 MEAN_OUTAGE_S = 3600.0
+# Spot machines that have been refused for longer, in mean outages, are not waited for while dearer
+# ones are granted: there may be none for this account at all.
+_MAX_WAIT_OUTAGES = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +126,38 @@ def _while_on_spot(state: DeadlineState) -> MarketChoice:
 def _without_spot(state: DeadlineState, running: Market | None, refused_s: float) -> MarketChoice:
     if running is Market.ON_DEMAND:
         return MarketChoice(Market.ON_DEMAND, "spot machines are refused")
-    outages_s = state.changes_left * MEAN_OUTAGE_S * (1 - math.exp(-refused_s / MEAN_OUTAGE_S)) / 2
-    needed_s = 2 * (state.changeover_s + state.look_s) + _reserve_s(state) + outages_s
+    needed_s = _slack_to_wait_s(state, refused_s)
     slack = _slack_text(state, needed_s)
     if state.slack_s >= needed_s:
         return MarketChoice(None, f"waiting for spot machines: {slack}")
     return MarketChoice(Market.ON_DEMAND, f"spot machines are refused: {slack}")
+
+
+def reason_to_wait_for_cheaper(state: DeadlineState, refused_s: float) -> str:
+    """Return why a run without machines waits for cheaper spot machines, although others are
+    granted; '' if it does not.
+
+    The cheaper ones have been refused for `refused_s`. Waiting until no spot machines are refused
+    any more is a better use of slack, so that the slack for all outages to come is kept.
+    """
+    if refused_s > _MAX_WAIT_OUTAGES * MEAN_OUTAGE_S:
+        return ""
+    needed_s = _slack_to_wait_s(state, refused_s) + _outages_s(state, math.inf)
+    if state.slack_s < needed_s:
+        return ""
+    return f"waiting for cheaper spot machines: {_slack_text(state, needed_s)}"
+
+
+def _slack_to_wait_s(state: DeadlineState, refused_s: float) -> float:
+    fixed_s = 2 * (state.changeover_s + state.look_s)
+    return fixed_s + _reserve_s(state) + _outages_s(state, refused_s)
+
+
+def _outages_s(state: DeadlineState, refused_s: float) -> float:
+    """Half of the outages that are expected until the deadline, less in one that began recently: it
+    is likely to end soon."""
+    expected_s = state.changes_left * MEAN_OUTAGE_S
+    return expected_s * (1 - math.exp(-refused_s / MEAN_OUTAGE_S)) / 2
 
 
 def _spot_if_slack(state: DeadlineState, needed_s: float, kept_for: str) -> MarketChoice:

@@ -172,6 +172,8 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
         usd_per_hour=offer.price.usd_per_hour * view.spec.cost.machines.get(offer.name, 1),
         refused_s=refused_s,
         mean_lifetime_s=lifetime_s if offer.market is spot else math.inf,
+        is_rented=refused_s is None and bool(_tokens_of(view, offer.name)),
+        is_refused_for_good=bool(record.final_refusal),
     )
 
 

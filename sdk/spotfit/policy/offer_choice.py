@@ -18,6 +18,9 @@ on-demand offer: it is taken when the deadline requires machines, and left when 
 available. Machines are only exchanged for cheaper ones that start beside them, which takes no slack
 unless both are lost. Spot machines are started only with the slack for that, 2·d + look, or d +
 2·look beside on-demand machines.
+
+With ample slack a run without machines also waits for a spot offer that is cheaper than those that
+are granted, if it was refused recently: it will probably be granted again soon.
 """
 
 from __future__ import annotations
@@ -29,13 +32,21 @@ from typing import NamedTuple
 
 from spotfit.core.units import format_seconds
 from spotfit.model.offer import Market
-from spotfit.policy.deadline import DeadlineState, MarketChoice, choose_market
+from spotfit.policy.deadline import (
+    DeadlineState,
+    MarketChoice,
+    choose_market,
+    reason_to_wait_for_cheaper,
+)
 
 # Weight of the mean lifetime over all offers in that of one offer, in losses.
 _SHARED_WEIGHT_LOSSES = 2.0
 # The mean lifetime of machines that would replace others, as a share of that of the offer. Machines
 # that have run for a while are lost less often than new ones (decision 0058).
 _REPLACEMENT_LIFETIME_SHARE = 0.5
+# By how much cheaper an offer must be to be waited for while others are granted. Prices of one
+# offer change by a few per cent.
+_WAIT_SHARE = 0.05
 # Without a deadline: by how much cheaper an offer must be for a move to it.
 _MOVE_SHARE = 0.2
 
@@ -53,6 +64,10 @@ class OfferState:
     """Expected time until the first of the machines is lost."""
     restore_usd: float = 0.0
     """Cost of the network traffic of a restore."""
+    is_rented: bool = False
+    """Whether machines of it run or start."""
+    is_refused_for_good: bool = False
+    """Whether a further request is likely to be refused as well."""
 
 
 class OfferChoice(NamedTuple):
@@ -90,6 +105,8 @@ def choose_offer(
     highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
     cheap = cheap_offers(offers, highest)
     granted = [n for n in cheap if offers[n].refused_s is None]
+    if running is None and (waiting := _reason_to_wait(state, offers, cheap, highest)):
+        return OfferChoice(None, waiting)
     # Waiting for spot machines that cost more than on-demand ones would save nothing.
     market, reason = MarketChoice(Market.ON_DEMAND, "spot machines are not cheaper")
     if cheap:
@@ -116,6 +133,27 @@ def choose_offer(
     if now is not None and best != running:
         reason += f"; {_usd(offers[best])} instead of {_usd(now)}"
     return OfferChoice(best, reason)
+
+
+def _reason_to_wait(
+    state: DeadlineState, offers: Sequence[OfferState], cheap: Sequence[int], highest: float
+) -> str:
+    """Why to wait for cheaper spot machines than those that are granted; '' for no reason."""
+    granted = [offers[n] for n in cheap if offers[n].refused_s is None]
+    # Machines that remain after a loss would be paid for while they wait.
+    if not granted or any(one.is_rented for one in offers):
+        return ""
+    limit = (1 - _WAIT_SHARE) * min(one.usd_per_hour for one in granted)
+    lowest = min(_all_in_price(state, one, highest, replaced=None) for one in granted)
+    refused_s = [
+        one.refused_s
+        for one in (offers[n] for n in cheap)
+        if one.refused_s is not None
+        and not one.is_refused_for_good
+        and one.usd_per_hour < limit
+        and _all_in_price(state, one, highest, replaced=None) < lowest
+    ]
+    return reason_to_wait_for_cheaper(state, min(refused_s)) if refused_s else ""
 
 
 def cheap_offers(offers: Sequence[OfferState], highest: float) -> list[int]:

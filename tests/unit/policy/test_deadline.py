@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from spotfit.model.offer import Market
-from spotfit.policy.deadline import DeadlineState, MarketChoice, choose_market
+from spotfit.policy.deadline import (
+    DeadlineState,
+    MarketChoice,
+    choose_market,
+    reason_to_wait_for_cheaper,
+)
 
 HOUR = 3600.0
 # Two hours of work; a changeover takes 6 minutes. Kept for later changes: 0.1 · τ / 3 hours.
@@ -84,3 +89,24 @@ def test_spot_that_saves_less_than_its_start_costs_is_not_returned_to() -> None:
 def test_the_reason_states_the_slack_and_what_is_kept() -> None:
     reason = choose(2 * HOUR, refused_s=0.0).reason
     assert reason.startswith("waiting for spot machines: 2.0 h of slack, ")
+
+
+def wait_for_cheaper(slack_h: float, refused_h: float) -> str:
+    state = replace(STATE, time_left_s=STATE.work_left_s + slack_h * HOUR)
+    return reason_to_wait_for_cheaper(state, refused_h * HOUR)
+
+
+def test_cheaper_spot_is_waited_for_with_the_slack_for_all_outages_to_come() -> None:
+    # 2 h to 4 h: outages of 1.33 h, half of which are kept, and as much for a long outage.
+    assert wait_for_cheaper(2.0, 0.0) == (
+        "waiting for cheaper spot machines: 2.0 h of slack, 62.0 min are kept"
+    )
+    assert not wait_for_cheaper(1.0, 0.0)
+    assert wait_for_cheaper(2.0, 2.0)
+    assert not wait_for_cheaper(1.4, 2.0)
+    assert wait_for_cheaper(1.4, 0.0)
+
+
+def test_cheaper_spot_that_is_refused_for_long_is_not_waited_for() -> None:
+    assert wait_for_cheaper(100.0, 2.0)
+    assert not wait_for_cheaper(100.0, 2.01)

@@ -1,6 +1,7 @@
 """The choice between offers of several zones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,16 @@ def spot(
     *,
     available: bool = True,
     restore_usd: float = 0.0,
+    refused_h: float = 0.0,
+    **fields: Any,
 ) -> OfferState:
     return OfferState(
         market=Market.SPOT,
         usd_per_hour=usd_per_hour,
-        refused_s=None if available else 0.0,
+        refused_s=None if available else refused_h * HOUR,
         mean_lifetime_s=lifetime_h * HOUR,
         restore_usd=restore_usd,
+        **fields,
     )
 
 
@@ -49,7 +53,7 @@ def choose(
     ("offers", "expected"),
     [
         ([spot(1.0), spot(1.2), ON_DEMAND], 0),
-        ([spot(1.0, available=False), spot(1.2), ON_DEMAND], 1),
+        ([spot(1.0, available=False), spot(1.04), ON_DEMAND], 1),
         # A start every 12 minutes costs more than a higher price.
         ([spot(1.0, 0.2), spot(1.2), ON_DEMAND], 1),
         ([spot(1.0, restore_usd=2.0), spot(1.2), ON_DEMAND], 1),
@@ -65,6 +69,36 @@ def test_a_dear_offer_replaces_on_demand_machines_when_machines_are_needed() -> 
     offers = [spot(1.0, available=False), spot(3.5, 50.0), ON_DEMAND]
     assert choose(offers, slack_h=0.5) == 1
     assert choose(offers, slack_h=0.15) == 2, "not even a loss of it fits into the slack"
+
+
+def cheaper(**fields: Any) -> OfferState:
+    return spot(1.0, available=False, **fields)
+
+
+def test_with_ample_slack_cheaper_spot_machines_are_waited_for() -> None:
+    offers = [cheaper(), spot(1.2), ON_DEMAND]
+    assert choose(offers) is None
+    # 12 h to the deadline, with outages of 4 h: half of these, one changeover for each, 0.23 h.
+    assert choose(offers, slack_h=2.0) == 1, "it is kept for outages of all spot machines"
+    assert choose(offers, running=1, slack_h=20.0) == 1, "no machines are released to wait"
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        cheaper(refused_h=2.1),
+        cheaper(is_refused_for_good=True),
+        cheaper(lifetime_h=0.2),
+    ],
+    ids=["refused for long", "refused for good", "lost often"],
+)
+def test_cheaper_machines_that_may_not_come_or_last_are_not_waited_for(offer: OfferState) -> None:
+    assert choose([cheaper(refused_h=1.9), spot(1.2), ON_DEMAND]) is None
+    assert choose([offer, spot(1.2), ON_DEMAND]) == 1
+
+
+def test_machines_that_remain_after_a_loss_are_not_left_idle() -> None:
+    assert choose([cheaper(), spot(1.2, is_rented=True), ON_DEMAND]) == 1
 
 
 def test_machines_are_exchanged_only_if_it_saves_more_than_the_start() -> None:
