@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 ROWS = 5
-TIMES = [datetime.datetime(2026, 1, 2, 3, 4, 5, 678901) + datetime.timedelta(days=n) for n in range(5)]
+TIMES = [
+    datetime.datetime(2026, 1, 2, 3, 4, 5, 678901) + datetime.timedelta(days=n) for n in range(5)
+]
 NUMBERS = {
     "int8": pa.int8(),
     "int16": pa.int16(),
@@ -84,7 +84,9 @@ def _nested_columns() -> dict[str, pa.Array]:
         "fixed-size list of lists": pa.array(
             [[[n, 1], [2, 3]] for n in range(5)], pa.list_(pa.list_(pa.int64(), 2), 2)
         ),
-        "tensor": pa.ExtensionArray.from_storage(tensor, pa.FixedSizeListArray.from_arrays(flat, 6)),
+        "tensor": pa.ExtensionArray.from_storage(
+            tensor, pa.FixedSizeListArray.from_arrays(flat, 6)
+        ),
         "list of equal lengths": pa.array([[n, 1, 2] for n in range(5)]),
         "list of different lengths": pa.array([[1], [2, 3], [], [4, 5], [6]]),
         "list of lists of equal lengths": pa.array([[[n, 1], [2, 3]] for n in range(5)]),
