@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from spotfit.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from spotfit.data.context import ActorPoolStrategy as ActorPoolStrategy
+    from spotfit.data.context import DataContext as DataContext
+    from spotfit.data.context import DatasetContext as DatasetContext
+    from spotfit.data.context import ExecutionOptions as ExecutionOptions
+    from spotfit.data.context import ExecutionResources as ExecutionResources
+    from spotfit.data.context import NodeIdStr as NodeIdStr
+    from spotfit.data.context import TaskPoolStrategy as TaskPoolStrategy
+    from spotfit.data.data_iterator import DataIterator as DataIterator
     from spotfit.data.dataset import Dataset as Dataset
+    from spotfit.data.dataset import MaterializedDataset as MaterializedDataset
+    from spotfit.data.dataset_pipeline import DatasetPipeline as DatasetPipeline
     from spotfit.data.file_readers import read_binary_files as read_binary_files
     from spotfit.data.file_readers import read_csv as read_csv
     from spotfit.data.file_readers import read_images as read_images
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_text as read_text
     from spotfit.data.file_readers import read_tfrecords as read_tfrecords
     from spotfit.data.file_readers import read_webdataset as read_webdataset
+    from spotfit.data.grouped_data import GroupedData as GroupedData
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
@@ -32,41 +43,72 @@ if TYPE_CHECKING:
     from spotfit.data.readers import from_torch as from_torch
     from spotfit.data.readers import range as range  # noqa: A004 - the name of Ray
     from spotfit.data.readers import range_tensor as range_tensor
+    from spotfit.data.schema import Schema as Schema
     from spotfit.data.source import Source as Source
+    from spotfit.data.summary import DatasetSummary as DatasetSummary
+    from spotfit.data.writers import SaveMode as SaveMode
 
 _MODULES = {
+    "ActorPoolStrategy": "spotfit.data.context",
+    "DataContext": "spotfit.data.context",
+    "DataIterator": "spotfit.data.data_iterator",
     "Dataset": "spotfit.data.dataset",
+    "DatasetContext": "spotfit.data.context",
+    "DatasetPipeline": "spotfit.data.dataset_pipeline",
+    "DatasetSummary": "spotfit.data.summary",
+    "ExecutionOptions": "spotfit.data.context",
+    "ExecutionResources": "spotfit.data.context",
     "FileShuffleConfig": "spotfit.data.reader_options",
+    "GroupedData": "spotfit.data.grouped_data",
+    "MaterializedDataset": "spotfit.data.dataset",
+    "NodeIdStr": "spotfit.data.context",
     "Partitioning": "spotfit.data.partitioning",
     "PathPartitionFilter": "spotfit.data.partitioning",
     "Preprocessor": "spotfit.data.preprocessor",
+    "SaveMode": "spotfit.data.writers",
+    "Schema": "spotfit.data.schema",
     "Source": "spotfit.data.source",
+    "TaskPoolStrategy": "spotfit.data.context",
     "from_arrow": "spotfit.data.readers",
     "from_huggingface": "spotfit.data.readers",
+    "from_items": "spotfit.data.readers",
     "from_numpy": "spotfit.data.readers",
     "from_pandas": "spotfit.data.readers",
     "from_torch": "spotfit.data.readers",
-    "range_tensor": "spotfit.data.readers",
-    "from_items": "spotfit.data.readers",
     "range": "spotfit.data.readers",
-    "read_csv": "spotfit.data.file_readers",
-    "read_json": "spotfit.data.file_readers",
-    "read_tfrecords": "spotfit.data.file_readers",
-    "read_webdataset": "spotfit.data.file_readers",
-    "read_text": "spotfit.data.file_readers",
+    "range_tensor": "spotfit.data.readers",
     "read_binary_files": "spotfit.data.file_readers",
+    "read_csv": "spotfit.data.file_readers",
     "read_images": "spotfit.data.file_readers",
+    "read_json": "spotfit.data.file_readers",
     "read_numpy": "spotfit.data.file_readers",
     "read_parquet": "spotfit.data.file_readers",
+    "read_text": "spotfit.data.file_readers",
+    "read_tfrecords": "spotfit.data.file_readers",
+    "read_webdataset": "spotfit.data.file_readers",
 }
 
 __all__ = [
+    "ActorPoolStrategy",
+    "DataContext",
+    "DataIterator",
     "Dataset",
+    "DatasetContext",
+    "DatasetPipeline",
+    "DatasetSummary",
+    "ExecutionOptions",
+    "ExecutionResources",
     "FileShuffleConfig",
+    "GroupedData",
+    "MaterializedDataset",
+    "NodeIdStr",
     "Partitioning",
     "PathPartitionFilter",
     "Preprocessor",
+    "SaveMode",
+    "Schema",
     "Source",
+    "TaskPoolStrategy",
     "from_arrow",
     "from_huggingface",
     "from_items",

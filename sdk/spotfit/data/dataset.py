@@ -57,7 +57,7 @@ from spotfit.data.transforms import (
     RenameColumns,
     SelectColumns,
     Transform,
-    WithColumns,
+    with_columns_transform,
 )
 from spotfit.data.unsupported import refused_method
 from spotfit.data.user_functions import (
@@ -179,7 +179,7 @@ class Dataset:
         """Return this dataset with columns that expressions compute."""
         check_resources("with_columns()", options)
         merged = {name: expr for part in (exprs, *more_exprs) for name, expr in part.items()}
-        return self.with_transform(WithColumns(merged))
+        return self.with_transform(with_columns_transform(merged))
 
     def drop_columns(
         self, cols: str | Sequence[str], **options: Unpack[ResourceOptions]

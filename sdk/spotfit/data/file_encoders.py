@@ -40,8 +40,8 @@ def parquet_encoder(row_group_bytes: int = ROW_GROUP_BYTES, **arrow_parquet_args
 
 def rows_per_group(rows: pa.Table, group_bytes: int) -> int:
     """Return how many of the rows have about `group_bytes`; at least one."""
-    count: int = rows.num_rows
-    return max(1, min(count, count * group_bytes // max(rows.nbytes, 1)))
+    count = int(rows.num_rows)
+    return max(1, min(count, count * group_bytes // max(int(rows.nbytes), 1)))
 
 
 def csv_encoder(**arrow_csv_args: Any) -> Encoder:

@@ -13,7 +13,7 @@ from spotfit.data.expressions import Expr
 from spotfit.data.relational import aggregated_table, mapped_groups
 from spotfit.data.row_functions import map_batches_transform
 from spotfit.data.row_plan import RowPlan
-from spotfit.data.transforms import WithColumns
+from spotfit.data.transforms import with_columns_transform
 from spotfit.data.user_functions import FunctionOptions, ResourceOptions, user_function
 
 DatasetT = TypeVar("DatasetT")
@@ -85,7 +85,7 @@ class GroupedData(Generic[DatasetT]):
         self, column_name: str, expr: Expr, **_resources: Unpack[ResourceOptions]
     ) -> DatasetT:
         """Return the rows with another column, which an expression computes for each group."""
-        transform = WithColumns({column_name: expr})
+        transform = with_columns_transform({column_name: expr})
         return self._to_dataset(lambda: mapped_groups(self._plan, self._keys, transform.bind()))
 
     def _aggregate_on(self, kind: Any, on: str | Sequence[str] | None, **options: Any) -> DatasetT:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.data.expressions import Expr, evaluate_column
 
@@ -272,6 +272,17 @@ class WithColumns:
             return result
 
         return apply
+
+
+def with_columns_transform(expressions: Mapping[str, Expr]) -> WithColumns:
+    """Return the transform of these columns. Raises `ConfigTypeError` for other values."""
+    for name, expression in expressions.items():
+        if not isinstance(expression, Expr):
+            raise ConfigTypeError(
+                f"with_column({name!r}, {expression!r}): this is not an expression.",
+                do="Pass an expression, such as col('x') + 1 or lit(1).",
+            )
+    return WithColumns(dict(expressions))
 
 
 def set_column(block: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

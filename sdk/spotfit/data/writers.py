@@ -102,7 +102,7 @@ class WriteOptions:
             if rows is not None and rows < 1:
                 raise ConfigError(f"{method}({name}={rows}) must be positive.", do="Correct it.")
         modes = [mode.value for mode in SaveMode if mode is not SaveMode.UPSERT]
-        if SaveMode(options.mode).value not in modes:
+        if getattr(options.mode, "value", options.mode) not in modes:
             raise ConfigError(
                 f"{method}(mode={options.mode!r}) is not supported for files.",
                 do=f"Use one of {', '.join(modes)}.",

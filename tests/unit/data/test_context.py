@@ -1,0 +1,77 @@
+"""Settings of the data layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.context import (
+    ActorPoolStrategy,
+    DataContext,
+    ExecutionOptions,
+    ExecutionResources,
+    PoolSize,
+    TaskPoolStrategy,
+)
+
+
+@pytest.fixture(autouse=True)
+def restore_context() -> Iterator[None]:
+    before = DataContext.get_current()
+    DataContext._set_current(before.copy())
+    yield
+    DataContext._set_current(before)
+
+
+def test_the_context_of_a_process_is_one_object() -> None:
+    DataContext.get_current().enable_progress_bars = False
+    assert DataContext.get_current().enable_progress_bars is False
+
+
+def test_settings_of_ray_are_accepted_and_kept() -> None:
+    context = DataContext.get_current()
+    context.target_max_block_size = 2**20
+    context.execution_options.verbose_progress = False
+    assert context.target_max_block_size == 2**20
+    assert context.shuffle_strategy is None
+
+
+def test_a_copy_is_independent() -> None:
+    context = DataContext.get_current()
+    copy = context.copy()
+    copy.execution_options.resource_limits = ExecutionResources(cpu=1)
+    assert context.execution_options.resource_limits.cpu is None
+
+
+def test_limits_bound_processes_and_prefetched_bytes() -> None:
+    limits = ExecutionResources(cpu=3, object_store_memory=2e9)
+    assert limits.max_feeder_processes == 3
+    assert limits.max_prefetch_bytes == 2_000_000_000
+
+
+@pytest.mark.parametrize("limits", [ExecutionResources(), ExecutionResources.for_limits(cpu=1e400)])
+def test_absent_and_infinite_limits_do_not_bound(limits: ExecutionResources) -> None:
+    assert limits.max_feeder_processes is None
+    assert limits.max_prefetch_bytes is None
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cpu=-1"):
+        ExecutionOptions(resource_limits=ExecutionResources(cpu=-1)).validate()
+
+
+def test_pool_strategies_have_a_range_of_processes() -> None:
+    assert ActorPoolStrategy().pool_size == PoolSize(1, None)
+    assert ActorPoolStrategy(size=2).pool_size == PoolSize(2, 2)
+    assert ActorPoolStrategy(min_size=2, max_size=3).pool_size == PoolSize(2, 3)
+    assert TaskPoolStrategy(4).pool_size == PoolSize(1, 4)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"size": 2, "max_size": 3}, {"min_size": 3, "max_size": 2}, {"min_size": -1}]
+)
+def test_an_invalid_pool_is_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="ActorPoolStrategy"):
+        ActorPoolStrategy(**arguments)  # type: ignore[arg-type]
