@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from spotfit.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from spotfit.data.data_iterator import DataIterator as DataIterator
     from spotfit.data.dataset import Dataset as Dataset
     from spotfit.data.readers import from_items as from_items
     from spotfit.data.readers import range as range  # noqa: A004 - the name of Ray
     from spotfit.data.source import Source as Source
 
 _MODULES = {
+    "DataIterator": "spotfit.data.data_iterator",
     "Dataset": "spotfit.data.dataset",
     "Source": "spotfit.data.source",
     "from_items": "spotfit.data.readers",
@@ -23,6 +25,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "DataIterator",
     "Dataset",
     "Source",
     "from_items",

@@ -309,7 +309,7 @@ class DataIterator:
         return self._dataset.schema()
 
     def stats(self) -> str:
-        """Return a sentence on the passes so far: their rows, and the time spent waiting."""
+        """Return one line on the passes so far: batches, rows, and the time spent waiting."""
         return self._progress.text()
 
     def get_context(self) -> Any:

@@ -82,9 +82,15 @@ def _of_column(setting: Any, name: str | None) -> Any:
 
 def _padded(array: NumpyArray, name: str | None, options: JaxOptions) -> NumpyArray:
     missing = (options.batch_size or 0) - len(array)
-    padding = _of_column(options.paddings, name)
-    if padding is None or missing <= 0:
+    if options.paddings is None or missing <= 0:
         return array
+    padding = _of_column(options.paddings, name)
+    if padding is None:
+        raise ConfigError(
+            f"{missing} rows are missing in a batch, and paddings has no value for the column "
+            f"{name!r}.",
+            do="Add it to paddings, or pass drop_last=True.",
+        )
     rows = np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)
     return np.concatenate([array, rows])
 

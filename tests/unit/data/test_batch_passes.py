@@ -165,4 +165,6 @@ def test_progress_counts_passes_batches_and_rows() -> None:
     passes = passes_of(CountingReader(3), Positions())
     list(passes)
     list(passes)
-    assert passes.progress.text().startswith("2 passes, 6 batches with 6 rows, ")
+    assert passes.progress.text().startswith(
+        "passes: 2, batches: 6, rows: 6, waiting for batches: "
+    )
