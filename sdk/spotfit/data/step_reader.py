@@ -40,7 +40,7 @@ class StepReader(Protocol):
     def position(self) -> object:
         """The position after the step that `steps` yielded last; at its end, after the pass.
 
-        Whoever saves positions defines the type; None if they cannot be saved.
+        The reader defines its type; None if positions cannot be saved.
         """
         ...
 

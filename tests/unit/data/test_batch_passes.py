@@ -95,7 +95,7 @@ def test_a_local_shuffle_has_the_size_and_seed_of_the_arguments() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 @pytest.mark.parametrize("runs_user_code", [True, False])
-def test_a_batch_is_taken_when_the_next_one_is_asked_for(
+def test_a_batch_is_taken_when_the_next_one_is_requested(
     prefetch: int, runs_user_code: bool
 ) -> None:
     positions = Positions()

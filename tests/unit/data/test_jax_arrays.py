@@ -10,7 +10,7 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit.data import collate_fn
-from spotfit.data.jax_arrays import JaxOptions, check_jax_batch_size, jax_converter
+from spotfit.data.jax_arrays import JaxBatchOptions, check_jax_batch_size, jax_converter
 from tests.unit.data.batch_cases import jax_calls, numbers_table
 from tests.unit.data.recorded_batches import is_as_in_ray, iterator_of
 
@@ -57,7 +57,7 @@ def test_a_batch_size_that_cannot_be_divided_is_rejected(batch_size: int | None)
 
 
 def test_a_column_without_padding_is_rejected_if_rows_are_missing() -> None:
-    convert = jax_converter(JaxOptions(batch_size=4, paddings={"a": 7}))
+    convert = jax_converter(JaxBatchOptions(batch_size=4, paddings={"a": 7}))
     assert convert({"a": np.arange(2)})["a"].tolist() == [0, 1, 7, 7]
     assert convert({"b": np.arange(4)})["b"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="no value for the column 'b'"):
@@ -65,5 +65,5 @@ def test_a_column_without_padding_is_rejected_if_rows_are_missing() -> None:
 
 
 def test_an_array_without_a_name_has_the_only_dtype() -> None:
-    convert = jax_converter(JaxOptions(batch_size=2, dtypes={"x": "int8"}))
+    convert = jax_converter(JaxBatchOptions(batch_size=2, dtypes={"x": "int8"}))
     assert convert(np.arange(2)).dtype == np.int8

@@ -52,7 +52,7 @@ def test_one_dtype_is_that_of_all_columns() -> None:
     assert {one.dtype for one in converted.values()} == {torch.float16}
 
 
-def test_columns_without_a_dtype_keep_theirs() -> None:
+def test_columns_without_a_dtype_keep_their_type() -> None:
     converted = to_tensors({"a": np.arange(2), "b": np.ones(2)}, {"b": torch.float32})
     assert [one.dtype for one in converted.values()] == [torch.int64, torch.float32]
 
