@@ -84,10 +84,10 @@ class BatchProgress:
     """Time in which the training loop waited for batches."""
 
     def text(self) -> str:
-        """Return a sentence for users."""
+        """Return one line for users."""
         return (
-            f"{self.passes} passes, {self.batches} batches with {self.rows} rows, "
-            f"{self.waiting_s:.3f} s waiting for batches"
+            f"passes: {self.passes}, batches: {self.batches}, rows: {self.rows}, "
+            f"waiting for batches: {self.waiting_s:.3f} s"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from spotfit.core.errors import ConfigError
 from spotfit.host import log
@@ -171,3 +171,7 @@ def check_pool_size(setting: str, size: PoolSize) -> PoolSize:
             do="Pass numbers of at least 1, the smaller one first.",
         )
     return size
+
+
+NodeIdStr: TypeAlias = str
+"""The name of a node, as in annotations of scripts for Ray."""

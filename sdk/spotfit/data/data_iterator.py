@@ -198,7 +198,7 @@ class DataIterator:
         if global_batch_size is None:
             jax_arrays.check_jax_batch_size(batch_size)
         convert_to_jax = jax_arrays.jax_converter(
-            jax_arrays.JaxOptions(batch_size, dtypes, paddings, synchronize_batches)
+            jax_arrays.JaxBatchOptions(batch_size, dtypes, paddings, synchronize_batches)
         )
         collate = collate_fn or (lambda batch: batch)
         # In the caller's thread: all processes communicate in the same order.
@@ -309,7 +309,7 @@ class DataIterator:
         return self._dataset.schema()
 
     def stats(self) -> str:
-        """Return a sentence on the passes so far: their rows, and the time spent waiting."""
+        """Return one line on the passes so far: batches, rows, and the time spent waiting."""
         return self._progress.text()
 
     def get_context(self) -> Any:

@@ -18,7 +18,7 @@ _AXIS = "batch"
 
 
 @dataclass(frozen=True, slots=True)
-class JaxOptions:
+class JaxBatchOptions:
     """How batches become arrays of JAX."""
 
     batch_size: int | None
@@ -42,7 +42,7 @@ def check_jax_batch_size(batch_size: int | None) -> None:
         )
 
 
-def jax_converter(options: JaxOptions) -> Callable[[Any], Any]:
+def jax_converter(options: JaxBatchOptions) -> Callable[[Any], Any]:
     """Return the function that converts a batch of this process to arrays of all processes.
 
     A batch is an array or a dictionary of arrays. The functions raise `ConfigError` if the rows
@@ -80,16 +80,22 @@ def _of_column(setting: Any, name: str | None) -> Any:
     return setting.get(name) if name is not None else next(iter(setting.values()), None)
 
 
-def _padded(array: NumpyArray, name: str | None, options: JaxOptions) -> NumpyArray:
+def _padded(array: NumpyArray, name: str | None, options: JaxBatchOptions) -> NumpyArray:
     missing = (options.batch_size or 0) - len(array)
-    padding = _of_column(options.paddings, name)
-    if padding is None or missing <= 0:
+    if options.paddings is None or missing <= 0:
         return array
+    padding = _of_column(options.paddings, name)
+    if padding is None:
+        raise ConfigError(
+            f"{missing} rows are missing in a batch, and paddings has no value for the column "
+            f"{name!r}.",
+            do="Add it to paddings, or pass drop_last=True.",
+        )
     rows = np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)
     return np.concatenate([array, rows])
 
 
-def _check_rows(rows: int, options: JaxOptions) -> None:
+def _check_rows(rows: int, options: JaxBatchOptions) -> None:
     jax = require_module("jax", extra="jax")
     if options.paddings is not None:
         return

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
 from spotfit.data import collate_fn
 from spotfit.data.data_iterator import DataIterator
-from spotfit.data.dataset import Dataset
-from spotfit.data.sources.tables import TableSource
 from tests.unit.data.batch_cases import (
     METHODS,
     Call,
@@ -21,10 +15,9 @@ from tests.unit.data.batch_cases import (
     columns,
     numbers_table,
     parameters,
-    result_of,
 )
+from tests.unit.data.recorded_batches import RECORDED, is_as_in_ray
 
-RECORDED = json.loads(Path(__file__).with_name("ray_batches.json").read_text())
 CASES: dict[str, tuple[pa.Table, Call]] = {
     f"{column}: {name}": (pa.table({"c": array}), call)
     for column, array in columns().items()
@@ -57,8 +50,7 @@ DIFFERENCES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_result_of_ray(name: str) -> None:
     table, call = CASES[name]
-    result = json.loads(json.dumps(result_of(call, iterator_of(table))))
-    assert matches(result, RECORDED["cases"][name]) == (name not in DIFFERENCES), result
+    assert is_as_in_ray(name, table, call) == (name not in DIFFERENCES)
 
 
 def test_every_difference_is_a_case() -> None:
@@ -74,17 +66,3 @@ def test_a_method_has_the_parameters_and_defaults_of_ray(method: str) -> None:
 
 def test_the_recorded_ray_is_the_one_of_the_documentation() -> None:
     assert RECORDED["ray"] == "2.60.0"
-
-
-def iterator_of(table: pa.Table) -> DataIterator:
-    return Dataset.of_source(TableSource(table)).iterator()
-
-
-def matches(result: Any, recorded: Any) -> bool:
-    """Whether a result is the recorded one; an error may belong to more classes."""
-    if isinstance(recorded, dict) and isinstance(result, dict) and recorded.keys() == result.keys():
-        return all(
-            set(classes) <= set(result[key]) if key.startswith("error") else classes == result[key]
-            for key, classes in recorded.items()
-        )
-    return bool(result == recorded)
