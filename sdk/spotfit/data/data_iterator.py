@@ -301,7 +301,7 @@ class DataIterator:
         """
         reader = ShardReader(ShardPosition(self._dataset, self.position.group))
         blocks = list(reader.steps(None))
-        block = concat_blocks(blocks) if blocks else self.schema().empty_table()
+        block = concat_blocks(blocks) if blocks else self.schema().base_schema.empty_table()
         return self._dataset.of_source(TableSource(block))
 
     def schema(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,28 +15,13 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.batches import to_block
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset import Dataset
+from spotfit.data.shard import ShardGroup, ShardPosition
 from spotfit.data.sources.tables import TableSource
-from spotfit.data.step_reader import LocalShuffle
 
 
-class RankReader:
-    """Reads the rows of the first of two ranks: two steps."""
-
-    runs_user_code = False
-
-    def __init__(self) -> None:
-        self.position: object = 0
-        self.arguments: list[Any] = []
-
-    def open(self, shuffle: LocalShuffle | None) -> RankReader:
-        self.arguments.append(shuffle)
-        return self
-
-    def steps(self, rows_per_step: int | None, **options: Any) -> Iterator[pa.Table]:
-        self.arguments.append((rows_per_step, options))
-        for number in range(2):
-            self.position = number + 1
-            yield pa.table({"id": [2 * number]})
+def shard_of(rows: int, rank: int, world_size: int = 2) -> DataIterator:
+    group = ShardGroup(rank=rank, world_size=world_size, world_sizes=(world_size,))
+    return DataIterator(ShardPosition(spotfit.data.range(rows), group))
 
 
 def iterator_of(**columns: Any) -> DataIterator:
@@ -73,19 +57,18 @@ def test_arrays_can_be_written_to_in_every_pass() -> None:
     assert ids(batches) == [[0, 1, 2]]
 
 
-def test_a_global_batch_is_divided_by_the_reader() -> None:
-    reader = RankReader()
-    iterator = DataIterator(reader.open, None)
-    assert ids(iterator.iter_batches(global_batch_size=960, drop_last=True)) == [[0], [2]]
-    options = {"is_global": True, "drop_last": True, "prefetch": 1}
-    assert reader.arguments == [None, (960, options)]
+def test_a_global_batch_is_divided_among_the_ranks() -> None:
+    batches = [ids(shard_of(12, rank).iter_batches(global_batch_size=4)) for rank in range(2)]
+    assert batches == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
 
 
-def test_a_local_shuffle_is_done_by_the_reader() -> None:
-    reader = RankReader()
-    iterator = DataIterator(reader.open, None)
-    list(iterator.iter_batches(local_shuffle_buffer_size=1000, local_shuffle_seed=3))
-    assert reader.arguments[0] == LocalShuffle(1000, 3)
+def test_a_local_shuffle_permutes_the_rows_of_an_epoch() -> None:
+    batches = numbers(100).iter_batches(
+        batch_size=10, local_shuffle_buffer_size=50, local_shuffle_seed=3
+    )
+    rows = [row for batch in ids(batches) for row in batch]
+    assert rows != sorted(rows)
+    assert sorted(rows) == list(range(100))
 
 
 @pytest.mark.parametrize(
@@ -101,21 +84,15 @@ def test_an_unknown_format_is_rejected_by_the_call() -> None:
         numbers(3).iter_batches(batch_format="polars")  # type: ignore[arg-type]
 
 
-def test_positions_are_reported_to_the_observer() -> None:
-    taken = []
-
-    class Observer:
-        def batch_taken(self, position: Any) -> None:
-            taken.append(position)
-
-    iterator = DataIterator(RankReader().open, None, observer=Observer())
-    batches = iter(iterator.iter_batches())
-    next(batches)
-    assert taken == []
-    iterator.mark_batch_taken()
-    assert taken == [1]
-    assert len(list(batches)) == 1
-    assert taken == [1, 2, 2]
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_a_batch_counts_when_the_next_one_is_asked_for(prefetch: int) -> None:
+    iterator = shard_of(12, 0)
+    batches = iter(iterator.iter_batches(batch_size=2, prefetch_batches=prefetch))
+    seen = []
+    for _ in range(3):
+        next(batches)
+        seen.append(iterator.position.consumed)
+    assert seen == [0, 4, 8]
 
 
 # --- torch ----------------------------------------------------------------------------------------
@@ -128,8 +105,9 @@ def test_tensors_are_on_the_cpu_outside_of_a_training(device: str) -> None:
 
 
 def test_the_device_of_a_training_is_the_default() -> None:
-    iterator = DataIterator(RankReader().open, None, default_device=lambda: torch.device("meta"))
-    devices = [batch["id"].device.type for batch in iterator.iter_torch_batches()]
+    position = ShardPosition(spotfit.data.range(2), ShardGroup())
+    iterator = DataIterator(position, default_device=lambda: torch.device("meta"))
+    devices = [batch["id"].device.type for batch in iterator.iter_torch_batches(batch_size=1)]
     assert devices == ["meta", "meta"]
 
 
@@ -181,10 +159,16 @@ def test_rows_can_be_iterated_repeatedly() -> None:
 
 
 def test_a_materialized_dataset_has_the_rows_of_the_shard() -> None:
-    reader = RankReader()
-    iterator = DataIterator(reader.open, Dataset.of_source(TableSource(pa.table({"id": [1]}))))
-    dataset = iterator.materialize()
-    assert list(dataset.iterator().iter_rows()) == [{"id": 0}, {"id": 2}]
+    parts = [shard_of(7, rank).materialize() for rank in range(2)]
+    rows = [row["id"] for part in parts for row in part.iterator().iter_rows()]
+    assert sorted(rows) == [0, 1, 2, 3, 4, 5]
+
+
+def test_materializing_does_not_change_the_position() -> None:
+    shard = shard_of(12, 0)
+    shard.materialize()
+    assert ids(shard.iter_batches(batch_size=6)) == [[0, 1, 2, 3, 4, 5]]
+    assert shard.position.epoch == 1
 
 
 def test_a_materialized_dataset_without_rows_keeps_its_columns() -> None:
@@ -192,14 +176,12 @@ def test_a_materialized_dataset_without_rows_keeps_its_columns() -> None:
 
 
 def test_the_schema_is_that_of_the_dataset() -> None:
-    assert numbers(3).schema() == pa.schema({"id": pa.int64()})
+    assert numbers(3).schema().base_schema == pa.schema({"id": pa.int64()})
 
 
 def test_the_context_is_that_of_the_dataset() -> None:
-    class Described:
-        context = object()
-
-    assert DataIterator(RankReader().open, Described()).get_context() is Described.context
+    dataset = spotfit.data.range(1)
+    assert dataset.iterator().get_context() is dataset.context
 
 
 def test_statistics_count_the_batches() -> None:
@@ -209,7 +191,8 @@ def test_statistics_count_the_batches() -> None:
 
 
 def test_the_representation_names_the_dataset() -> None:
-    assert repr(DataIterator(RankReader().open, "train")) == "DataIterator('train')"
+    dataset = spotfit.data.range(1)
+    assert repr(dataset.iterator()) == f"DataIterator({dataset!r})"
 
 
 def test_the_name_of_ray_is_public() -> None:
