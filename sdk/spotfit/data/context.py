@@ -15,7 +15,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.host import log
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExecutionResources:
     """Limits of what the preparation of data may use on one machine. None: no limit."""
 

@@ -1,0 +1,180 @@
+"""The shards of a rank: who reads which rows, and positions in checkpoints."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import spotfit.data
+from spotfit.core.errors import ConfigError
+from spotfit.data.data_config import DataConfig
+from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
+from spotfit.data.shard import ShardGroup
+
+ROWS = 24
+Positions = dict[str, dict[str, Any]]
+
+
+def shards_of(
+    rank: int = 0,
+    world_size: int = 2,
+    config: DataConfig | None = None,
+    positions: Positions | None = None,
+) -> DatasetShards:
+    datasets = {"train": spotfit.data.range(ROWS), "valid": spotfit.data.range(4)}
+    group = ShardGroup(rank=rank, world_size=world_size, world_sizes=(1, 2, 3), seed=5)
+    shipped = pickle.loads(pickle.dumps(TrainerDatasets(datasets, config or DataConfig())))
+    return DatasetShards(shipped, group, lambda: positions or {})
+
+
+def ids(shards: DatasetShards, name: str, batches: int | None = None) -> list[int]:
+    """Read batches of four rows of all ranks; leave the pass after `batches`, before a report."""
+    rows: list[int] = []
+    for count, batch in enumerate(shards.get(name).iter_batches(global_batch_size=4), 1):
+        rows += batch["id"].tolist()
+        if count == batches:
+            saved.update(shards.positions())
+            break
+    return rows
+
+
+saved: Positions = {}
+
+
+@pytest.fixture(autouse=True)
+def _no_saved_positions() -> None:
+    saved.clear()
+
+
+def test_the_ranks_share_the_rows_of_a_dataset() -> None:
+    rows = [ids(shards_of(rank), "train") for rank in range(2)]
+    assert [len(part) for part in rows] == [ROWS // 2, ROWS // 2]
+    assert sorted(rows[0] + rows[1]) == list(range(ROWS))
+
+
+def test_a_shard_is_the_same_object_on_every_call() -> None:
+    shards = shards_of()
+    assert shards.get("train") is shards.get("train")
+
+
+def test_a_dataset_that_is_not_split_is_read_completely_by_each_rank() -> None:
+    config = DataConfig(datasets_to_split=["train"])
+    assert [ids(shards_of(rank, config=config), "valid") for rank in range(2)] == [[0, 1, 2, 3]] * 2
+
+
+def test_an_unknown_name_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="Did you mean 'train'"):
+        shards_of().get("trian")
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def test_only_shards_that_were_iterated_have_positions() -> None:
+    shards = shards_of()
+    shards.get("valid")
+    ids(shards, "train", batches=2)
+    assert {name: state["consumed"] for name, state in saved.items()} == {"train": 8}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_another_number_of_ranks_reads_the_rest_of_the_epoch(world_size: int) -> None:
+    before = [row for rank in range(2) for row in ids(shards_of(rank), "train", batches=2)]
+    after = [
+        row
+        for rank in range(world_size)
+        for row in ids(shards_of(rank, world_size, positions=saved), "train")
+    ]
+    assert sorted(before + after) == list(range(ROWS))
+
+
+def test_the_epoch_begins_again_on_request() -> None:
+    ids(shards_of(0, 1), "train", batches=2)
+    config = DataConfig(resume="epoch")
+    assert ids(shards_of(0, 1, config, saved), "train") == list(range(ROWS))
+
+
+def test_restored_positions_replace_those_of_the_checkpoint() -> None:
+    ids(shards_of(0, 1), "train", batches=2)
+    shards = shards_of(0, 1)
+    ids(shards, "train", batches=5)
+    shards.resume({"train": saved["train"] | {"consumed": 8}})
+    assert ids(shards, "train") == list(range(8, ROWS))
+
+
+def test_shards_without_restored_positions_begin_with_the_first_epoch() -> None:
+    shards = shards_of(0, 1)
+    ids(shards, "train")
+    shards.resume({})
+    assert shards.get("train").position.epoch == 0
+
+
+# --- overridden DataConfig.configure --------------------------------------------------------------
+
+
+class StreamingSplit(DataConfig):
+    """As in the documentation of Ray Train."""
+
+    def configure(
+        self,
+        datasets: dict[str, Any],
+        world_size: int,
+        worker_handles: Any,
+        worker_node_ids: Any,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        assert len(datasets) == 1
+        spotfit.data.DataContext.get_current().execution_options = self.default_ingest_options()
+        [(name, dataset)] = datasets.items()
+        shards = dataset.streaming_split(world_size, equal=True, locality_hints=worker_node_ids)
+        return [{name: shard} for shard in shards]
+
+
+class FirstRows(DataConfig):
+    def configure(self, datasets: dict[str, Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [{name: each.limit(3).iterator() for name, each in datasets.items()}] * 2
+
+
+class NoIterators(DataConfig):
+    def configure(self, datasets: dict[str, Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [datasets] * 2
+
+
+def test_a_configuration_of_the_user_splits_the_dataset() -> None:
+    rows = [ids(shards_of(rank, config=StreamingSplit()), "train") for rank in range(2)]
+    assert sorted(rows[0] + rows[1]) == list(range(ROWS))
+    assert len(rows[0]) == ROWS // 2
+
+
+def test_the_default_configuration_can_be_called() -> None:
+    dataset = spotfit.data.range(4)
+    by_rank = DataConfig().configure({"train": dataset}, 2, None, None)
+    rows = [row["id"] for part in by_rank for row in part["train"].iter_rows()]
+    assert sorted(rows) == [0, 1, 2, 3]
+
+
+def test_a_configuration_of_the_user_can_limit_the_rows() -> None:
+    assert ids(shards_of(config=FirstRows()), "train") == [0, 1, 2]
+
+
+def test_a_configuration_without_iterators_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"NoIterators\.configure returned a Dataset"):
+        shards_of(config=NoIterators()).get("train")
+
+
+def test_a_configuration_without_an_entry_for_the_rank_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no entry for this rank"):
+        shards_of(2, 3, config=FirstRows()).get("train")
+
+
+def test_positions_of_the_users_shards_belong_to_their_number_of_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ids(shards_of(config=StreamingSplit()), "train", batches=2)
+    again = shards_of(config=StreamingSplit(), positions=saved)
+    assert len(ids(again, "train")) == ROWS // 2 - 4
+    resized = shards_of(0, 1, config=StreamingSplit(), positions=saved)
+    assert len(ids(resized, "train")) == ROWS
+    assert "data.position_unknown" in capsys.readouterr().err
