@@ -27,6 +27,11 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
         "jax==0.10.2",
         "tensorflow-cpu==2.21.0",
     ),
+    # The sides of data.py; the first also runs spotfit.
+    "data": (TORCH, "numpy", "pyarrow==26.0.1", "pillow", "-e", str(ROOT)),
+    "data-ray": ("ray[data]==2.60.0", TORCH, "pillow"),
+    "data-huggingface": ("datasets==5.2.0", TORCH, "pillow"),
+    "data-streaming": ("mosaicml-streaming==0.13.0", TORCH, "pillow"),
 }
 
 

@@ -154,6 +154,13 @@ def test_a_rank_without_rows_of_a_torn_step_has_a_block_with_columns() -> None:
     assert blocks[1].schema == blocks[0].schema
 
 
+def test_fewer_rows_than_ranks_at_the_end_are_no_step() -> None:
+    readers = all_ranks(CountingSource([32]).dataset, 3)
+
+    assert [len(list(reader.steps(10))) for reader in readers] == [1, 1, 1]
+    assert {reader.position.consumed for reader in readers} == {32}
+
+
 def test_a_dataset_without_rows_has_no_steps() -> None:
     reader = reader_of(CountingSource([0, 0]).dataset, OrderSettings())
 
@@ -226,6 +233,22 @@ def test_ranks_whose_number_divides_the_lanes_read_each_unit_once(world_size: in
             pass
 
     assert source.reads == dict.fromkeys(range(64), 1)
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("step_rows", [5, 32])
+def test_a_rank_with_transforms_reads_each_unit_at_most_once(rank: int, step_rows: int) -> None:
+    """Also where a slice begins at the end of a window whose rows are those of another rank."""
+    source = CountingSource([10] * 64)
+    dataset = source.dataset.with_transform(Change(lambda block: block))
+    order = OrderSettings(lanes=8, slice_rows=19)
+    # Without space, only the next step is requested.
+    options = ReadOptions(prefetch_bytes=1)
+    reader = reader_of(dataset, order, world_size=2, rank=rank, options=options)
+    for _ in reader.steps(step_rows, is_global=True):
+        pass
+
+    assert max(source.reads.values()) == 1
 
 
 def test_a_resumed_rank_reads_no_windows_that_are_finished() -> None:

@@ -44,19 +44,25 @@ def test_an_exception_of_an_input_is_that_of_the_task(pool: TaskPool) -> None:
 
 
 def test_results_of_inputs_are_freed(pool: TaskPool) -> None:
-    class Table:
+    class Rows(list[int]):
         """A value to which weak references exist."""
+
+    may_run, references = threading.Event(), list[weakref.ref[Rows]]()
+
+    def read() -> Rows:
+        may_run.wait()
+        rows = Rows()
+        references.append(weakref.ref(rows))
+        return rows
 
     gc.disable()
     try:
-        first = pool.submit(0, Table)
-        reference = weakref.ref(first.result())
-        rows = pool.after([first], 0, len)
-        del first
-        assert rows.result() == 1
+        count = pool.after([pool.submit(0, read)], 0, len)
+        may_run.set()
+        assert count.result() == 1
         # The thread may hold its last task until it takes the next one.
         pool.submit(0, lambda: None).result()
-        assert reference() is None
+        assert references[0]() is None
     finally:
         gc.enable()
 

@@ -1,0 +1,254 @@
+"""Reading a data set once, in CPU seconds: spotfit.data against other loaders, in pairs.
+
+Each side reads the same Parquet files from a disk and yields shuffled batches of tensors on one
+rank. The figures are rows per CPU second of all its processes, CPU seconds to the first batch, both
+from the end of the imports on, and the largest proportional set size of the processes.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import peers, process_tree, ratios, tables
+
+RESULT = peers.BENCH / "results" / "data.json"
+SETS = {"tables": 256, "text": 64, "images": 64}
+"""Rows of a batch, by data set."""
+SIDES = {
+    "spotfit": "data",
+    "dataloader": "data",
+    "ray": "data-ray",
+    "huggingface": "data-huggingface",
+    "streaming": "data-streaming",
+}
+"""The environment of each side."""
+LIMIT_S = 600.0
+PSS_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One run of a side. `reading` is what it printed; {} if it failed."""
+
+    side: str
+    reading: dict[str, Any]
+    peak_pss_bytes: int
+    processes: int
+    tail: str
+
+    @property
+    def rows_per_cpu_s(self) -> float:
+        return float(self.reading["rows"] / self.reading["cpu_s"])
+
+    @property
+    def first_cpu_s(self) -> float:
+        # The clock of the kernel has ticks of 10 ms.
+        return max(float(self.reading["first_cpu_s"]), 0.01)
+
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(side: str, name: str) -> Reading:
+    """Read a data set once with one side."""
+    folder = create_set(name)
+    program = str(peers.SIDES / f"data_{side}.py")
+    command = [str(peers.python_of(SIDES[side])), program, name, str(folder), str(SETS[name])]
+    tag = uuid.uuid4().hex
+    environment = {
+        **os.environ,
+        process_tree.TAG: tag,
+        "PYTHONPATH": str(peers.ROOT),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with process_tree.ProcessTree(tag) as tree, _PeakMemory(tree) as memory:
+        process = subprocess.run(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        tree.end(5.0)
+    lines = [line for line in process.stdout.splitlines() if line.startswith('{"rows"')]
+    reading = json.loads(lines[-1]) if lines and not process.returncode else {}
+    tail = "" if reading else process.stdout[-2_000:]
+    return Reading(side, reading, memory.peak_bytes, tree.processes, tail)
+
+
+def create_set(name: str) -> Path:
+    """Return the folder of a data set; Pillow and the seed are those of the first environment."""
+    folder = peers.BENCH / "data"
+    if not (folder / name).exists():
+        code = f"from benchmarks import data_sets; from pathlib import Path; data_sets.create({name!r}, Path({str(folder)!r}))"
+        environment = {**os.environ, "PYTHONPATH": str(peers.ROOT)}
+        python = str(peers.python_of("data"))
+        subprocess.run([python, "-c", code], check=True, env=environment)
+    return folder / name
+
+
+class _PeakMemory:
+    """Samples the proportional set size of all processes of a tree."""
+
+    def __init__(self, tree: process_tree.ProcessTree) -> None:
+        self.peak_bytes = 0
+        self._tree = tree
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="memory", daemon=True)
+
+    def __enter__(self) -> "_PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(PSS_INTERVAL_S):
+            self.peak_bytes = max(self.peak_bytes, sum(map(pss_bytes, self._tree.alive())))
+
+
+def pss_bytes(process_id: int) -> int:
+    """Return the proportional set size of a process; 0 if it has exited."""
+    try:
+        rollup = Path(f"/proc/{process_id}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next(
+        int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")
+    )
+
+
+# ── pairs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def compare(name: str, peer: str, pairs: int) -> dict[str, Any]:
+    """Run spotfit and a peer in pairs, after a discarded one; return the statistics."""
+    print(f"{name}: spotfit against {peer}", flush=True)
+    measured = []
+    for is_first in [True, *ratios.order(pairs)]:
+        sides = ("spotfit", peer) if is_first else (peer, "spotfit")
+        by_side = {side: _run_and_print(side, name) for side in sides}
+        measured.append((by_side["spotfit"], by_side[peer]))
+    complete = [pair for pair in measured[1:] if all(run.reading for run in pair)]
+    return {
+        "set": name,
+        "peer": peer,
+        "pairs": len(complete),
+        "failed": pairs - len(complete),
+        **(_ratios(complete) if complete else {}),
+        "runs": [asdict(run) for pair in measured for run in pair],
+    }
+
+
+def _ratios(pairs: list[tuple[Reading, Reading]]) -> dict[str, Any]:
+    def compared(of: Any, *, more_is_better: bool) -> dict[str, float]:
+        verdict = ratios.verdict(
+            [
+                ratios.times_better(of(ours), of(theirs), more_is_better=more_is_better)
+                for ours, theirs in pairs
+            ]
+        )
+        return {
+            "spotfit": median(of(ours) for ours, _ in pairs),
+            "peer": median(of(theirs) for _, theirs in pairs),
+            "ratio": verdict.median,
+            "lower": verdict.lower,
+        }
+
+    return {
+        "rows_per_cpu_s": compared(lambda run: run.rows_per_cpu_s, more_is_better=True),
+        "first_cpu_s": compared(lambda run: run.first_cpu_s, more_is_better=False),
+        "peak_pss_bytes": compared(lambda run: run.peak_pss_bytes, more_is_better=False),
+    }
+
+
+def _run_and_print(side: str, name: str) -> Reading:
+    found = run(side, name)
+    if not found.reading:
+        print(f"  {side:<12} FAILED: {found.tail[-600:]}", flush=True)
+        return found
+    print(
+        f"  {side:<12}{found.rows_per_cpu_s:>10,.0f} rows/CPU-s"
+        f"{found.reading['cpu_s']:>8.2f} CPU-s, first {found.first_cpu_s:.2f}"
+        f"{found.peak_pss_bytes / 1e6:>7.0f} MB in {found.processes} processes",
+        flush=True,
+    )
+    return found
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────
+
+
+def table(comparisons: list[dict[str, Any]]) -> str:
+    """Return a Markdown table of comparisons. Pure."""
+    rows = [
+        (
+            each["set"],
+            each["peer"],
+            str(each["pairs"]),
+            *(_cell(each[key], scale) for key, scale in _COLUMNS.values()),
+        )
+        for each in comparisons
+        if each["pairs"]
+    ]
+    return tables.markdown(("data", "peer", "pairs", *_COLUMNS), rows)
+
+
+_COLUMNS = {
+    "rows per CPU second": ("rows_per_cpu_s", 1.0),
+    "CPU s to the first batch": ("first_cpu_s", 1.0),
+    "memory (MB)": ("peak_pss_bytes", 1e-6),
+}
+
+
+def _cell(compared: dict[str, float], scale: float) -> str:
+    ours, theirs = compared["spotfit"] * scale, compared["peer"] * scale
+    return f"{ours:,.3g} / {theirs:,.3g}: {compared['ratio']:.1f}× ({compared['lower']:.1f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--peers", nargs="*", default=list(SIDES)[1:], choices=list(SIDES)[1:])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--alone", choices=list(SIDES), help="measure one side, without pairs")
+    args = parser.parse_args()
+    if args.alone:
+        for name in args.sets:
+            print(name)
+            for _ in range(args.pairs):
+                _run_and_print(args.alone, name)
+        return
+    comparisons = []
+    for peer in args.peers:
+        for name in args.sets:
+            comparisons.append(compare(name, peer, args.pairs))
+            _write(comparisons)
+    print("\n" + table(comparisons))
+
+
+def _write(comparisons: list[dict[str, Any]]) -> None:
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
+    RESULT.write_text(json.dumps({"machine": machine, "comparisons": comparisons}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
