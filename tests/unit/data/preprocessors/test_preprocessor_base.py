@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -25,6 +26,7 @@ from spotfit.data.preprocessors import (
     Tokenizer,
 )
 from spotfit.data.preprocessors.preprocessor_base import PreprocessorTransform
+from tests.house.tree import ROOT
 from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 
 STATUS = Preprocessor.FitStatus
@@ -290,3 +292,10 @@ sys.exit("pandas" in sys.modules)
 """
     finished = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert finished.returncode == 0, finished.stderr.decode()
+
+
+def test_the_example_of_the_guide_runs() -> None:
+    guide = (ROOT / "docs/guides/preprocessors.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(blocks) == 2
+    exec("".join(blocks), {})  # noqa: S102 - the example is ours
