@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from spotfit.data.preprocessors.batch_mapper import BatchMapper as BatchMapper
     from spotfit.data.preprocessors.categorizer import Categorizer as Categorizer
     from spotfit.data.preprocessors.chain import Chain as Chain
+    from spotfit.data.preprocessors.dataset_preparation import (
+        preprocess_datasets as preprocess_datasets,
+    )
     from spotfit.data.preprocessors.discretizers import (
         CustomKBinsDiscretizer as CustomKBinsDiscretizer,
     )
@@ -49,6 +52,7 @@ _NAMES = {
     "batch_mapper": ("BatchMapper",),
     "categorizer": ("Categorizer",),
     "chain": ("Chain",),
+    "dataset_preparation": ("preprocess_datasets",),
     "discretizers": ("CustomKBinsDiscretizer", "UniformKBinsDiscretizer"),
     "encoders": ("LabelEncoder", "MultiHotEncoder", "OneHotEncoder", "OrdinalEncoder"),
     "imputers": ("SimpleImputer",),
@@ -89,6 +93,7 @@ __all__ = [
     "TorchVisionPreprocessor",
     "UniformKBinsDiscretizer",
     "checkpoint_metadata",
+    "preprocess_datasets",
     "preprocessor_of_metadata",
 ]
 
