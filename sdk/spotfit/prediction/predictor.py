@@ -74,7 +74,7 @@ def preprocessor_of(checkpoint: Checkpoint) -> Any:
     metadata = checkpoint.get_metadata()
     if metadata.get("preprocessor") is not None:
         # It needs PyArrow, which predictors without preprocessor do not.
-        from spotfit.data.preprocessors.checkpoint_metadata import preprocessor_of_metadata
+        from spotfit.data.preprocessors import preprocessor_of_metadata
 
         return preprocessor_of_metadata(metadata)
     # Of a plain Checkpoint nothing is unpickled.

@@ -12,8 +12,7 @@ pytest.importorskip("pyarrow")
 import numpy as np
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.data.preprocessors import StandardScaler, Tokenizer
-from spotfit.data.preprocessors.checkpoint_metadata import checkpoint_metadata
+from spotfit.data.preprocessors import StandardScaler, Tokenizer, checkpoint_metadata
 from spotfit.frameworks.torch.torch_checkpoint import TorchCheckpoint
 from spotfit.prediction.predictor import Predictor, preprocessor_of
 

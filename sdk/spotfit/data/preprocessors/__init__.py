@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from spotfit.data.preprocessors.batch_mapper import BatchMapper as BatchMapper
     from spotfit.data.preprocessors.categorizer import Categorizer as Categorizer
     from spotfit.data.preprocessors.chain import Chain as Chain
+    from spotfit.data.preprocessors.dataset_preparation import (
+        preprocess_datasets as preprocess_datasets,
+    )
     from spotfit.data.preprocessors.discretizers import (
         CustomKBinsDiscretizer as CustomKBinsDiscretizer,
     )
@@ -31,6 +34,12 @@ if TYPE_CHECKING:
     from spotfit.data.preprocessors.scalers import MinMaxScaler as MinMaxScaler
     from spotfit.data.preprocessors.scalers import RobustScaler as RobustScaler
     from spotfit.data.preprocessors.scalers import StandardScaler as StandardScaler
+    from spotfit.data.preprocessors.stored_preprocessor import (
+        checkpoint_metadata as checkpoint_metadata,
+    )
+    from spotfit.data.preprocessors.stored_preprocessor import (
+        preprocessor_of_metadata as preprocessor_of_metadata,
+    )
     from spotfit.data.preprocessors.torchvision_preprocessor import (
         TorchVisionPreprocessor as TorchVisionPreprocessor,
     )
@@ -39,22 +48,24 @@ if TYPE_CHECKING:
     from spotfit.data.preprocessors.vectorizers import HashingVectorizer as HashingVectorizer
     from spotfit.data.preprocessors.vectorizers import Tokenizer as Tokenizer
 
-_CLASSES = {
+_NAMES = {
     "batch_mapper": ("BatchMapper",),
     "categorizer": ("Categorizer",),
     "chain": ("Chain",),
+    "dataset_preparation": ("preprocess_datasets",),
     "discretizers": ("CustomKBinsDiscretizer", "UniformKBinsDiscretizer"),
     "encoders": ("LabelEncoder", "MultiHotEncoder", "OneHotEncoder", "OrdinalEncoder"),
     "imputers": ("SimpleImputer",),
     "power_transformer": ("PowerTransformer",),
     "row_preprocessors": ("Concatenator", "Normalizer"),
     "scalers": ("MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"),
+    "stored_preprocessor": ("checkpoint_metadata", "preprocessor_of_metadata"),
     "torchvision_preprocessor": ("TorchVisionPreprocessor",),
     "vectorizers": ("CountVectorizer", "FeatureHasher", "HashingVectorizer", "Tokenizer"),
 }
 _MODULES = {
     name: f"spotfit.data.preprocessors.{module}"
-    for module, names in _CLASSES.items()
+    for module, names in _NAMES.items()
     for name in names
 }
 
@@ -81,6 +92,9 @@ __all__ = [
     "Tokenizer",
     "TorchVisionPreprocessor",
     "UniformKBinsDiscretizer",
+    "checkpoint_metadata",
+    "preprocess_datasets",
+    "preprocessor_of_metadata",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

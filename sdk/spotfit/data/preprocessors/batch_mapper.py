@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, data_frame, numpy_columns
+from spotfit.data.batches import to_batch, to_block
+from spotfit.data.preprocessors.batch_kinds import BatchFormat
 from spotfit.data.preprocessors.preprocessor_base import ArrowPreprocessor
 
 
@@ -46,6 +47,11 @@ class BatchMapper(ArrowPreprocessor):
         }
 
     @property
+    def knows_columns(self) -> bool:
+        """False: the function may read and write any column."""
+        return False
+
+    @property
     def runs_user_code(self) -> bool:
         """True."""
         return True
@@ -56,10 +62,5 @@ class BatchMapper(ArrowPreprocessor):
         return pa.concat_tables([self._call(table.slice(first, size)) for first in firsts])
 
     def _call(self, batch: pa.Table) -> pa.Table:
-        match self.batch_format:
-            case BatchFormat.PANDAS:
-                return block_of(self.fn(data_frame(batch)))
-            case BatchFormat.NUMPY:
-                return block_of(self.fn(numpy_columns(batch)))
-            case BatchFormat.ARROW:
-                return block_of(self.fn(batch))
+        kinds: dict[str, Any] = {"pandas": "pandas", "numpy": "numpy", "arrow": "pyarrow"}
+        return to_block(self.fn(to_batch(batch, kinds[self.batch_format])))

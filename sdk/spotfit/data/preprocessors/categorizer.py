@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spotfit.core.errors import MissingExtraError
 from spotfit.data.preprocessors.column_statistics import Results, Statistic, ValueCountsStatistic
 from spotfit.data.preprocessors.columns import codes_of, dictionary_array, single_values
 from spotfit.data.preprocessors.encoders import indices_of
 from spotfit.data.preprocessors.preprocessor_base import ColumnPreprocessor
+from spotfit.host.plugins import require_module
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,10 +39,13 @@ class Categorizer(ColumnPreprocessor):
         return [ValueCountsStatistic(name) for name in self.columns if name not in self.dtypes]
 
     def _stats_of(self, results: Results) -> dict[str, Any]:
+        pandas = require_module("pandas", extra="pandas")
         stats: dict[str, Any] = dict(self.dtypes)
         for statistic in self.statistics():
             counts = {k: v for k, v in results[statistic].items() if k is not None}
-            stats[statistic.column] = _dtype(list(indices_of(statistic.column, counts)))
+            stats[statistic.column] = pandas.CategoricalDtype(
+                list(indices_of(statistic.column, counts))
+            )
         return stats
 
     def _transform_column(self, table: pa.Table, name: str) -> pa.Array:
@@ -51,13 +54,3 @@ class Categorizer(ColumnPreprocessor):
         indices = {value: index for index, value in enumerate(categories)}
         codes = codes_of(single_values(table, name), indices)
         return dictionary_array(codes, categories, ordered=bool(dtype.ordered))
-
-
-def _dtype(categories: list[Any]) -> pd.CategoricalDtype:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise MissingExtraError(
-            "Categorizer needs pandas, which is not installed.", do="pip install pandas"
-        ) from error
-    return pd.CategoricalDtype(categories)

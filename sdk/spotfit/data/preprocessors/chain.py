@@ -53,28 +53,50 @@ class Chain(ArrowPreprocessor):
         _fit_together(shared, ds)
         return self
 
+    @property
+    def knows_columns(self) -> bool:
+        """Whether the columns of all parts are known."""
+        return all(part.knows_columns for part in self.preprocessors)
+
     def get_input_columns(self) -> list[str]:
-        """Return the columns that a part reads and no earlier part writes; [] if unknown."""
+        """Return the columns that a part reads and no earlier part writes."""
         inputs: dict[str, None] = {}
         written: set[str] = set()
         for part in self.preprocessors:
-            columns = part.get_input_columns()
-            if not columns:
-                return []
-            inputs |= dict.fromkeys(name for name in columns if name not in written)
+            read = part.get_input_columns()
+            inputs |= dict.fromkeys(name for name in read if name not in written)
             written.update(part.get_output_columns())
         return list(inputs)
 
     def get_output_columns(self) -> list[str]:
-        """Return the columns that a part writes and no later part removes; [] if unknown."""
+        """Return the columns that a part writes and no later part removes."""
         outputs: dict[str, None] = {}
         for part in self.preprocessors:
-            written = part.get_output_columns()
-            if not written:
-                return []
-            kept = set(outputs) - part.removed_columns()
-            outputs = {name: None for name in outputs if name in kept} | dict.fromkeys(written)
+            kept = [name for name in outputs if name not in part.removed_columns()]
+            outputs = dict.fromkeys([*kept, *part.get_output_columns()])
         return list(outputs)
+
+    def removed_columns(self) -> set[str]:
+        """Return the columns that a part removes and no later part writes."""
+        removed: set[str] = set()
+        for part in self.preprocessors:
+            removed = (removed | part.removed_columns()) - set(part.get_output_columns())
+        return removed
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of the result for these columns. Raises `ConfigError`."""
+        for part in self._parts_with_columns():
+            names = part.output_names(names)
+        return list(names)
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the columns that are read to compute the columns `needed` of the result."""
+        for part in reversed(self._parts_with_columns()):
+            needed = part.input_names(needed)
+        return list(needed)
+
+    def _parts_with_columns(self) -> list[ArrowPreprocessor]:
+        return [part for part in self.preprocessors if isinstance(part, ArrowPreprocessor)]
 
     def parameters(self) -> dict[str, Any]:
         """Return the parts."""
@@ -116,8 +138,8 @@ def _must_wait(part: Preprocessor, shared: Sequence[Preprocessor]) -> bool:
         return bool(shared)
     if not part.is_fittable or not shared:
         return False
-    if any(not other.get_output_columns() for other in shared):
-        return True  # which columns it writes is unknown
+    if not all(other.knows_columns for other in shared):
+        return True
     inputs = set(part.get_input_columns())
     return any(
         inputs & ({*other.get_output_columns()} | other.removed_columns()) for other in shared

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.column_arrays import buffer_values
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -30,14 +31,6 @@ def column_of(block: pa.Table, name: str) -> pa.ChunkedArray:
             do="Correct columns= of the preprocessor, or rename the columns of the dataset.",
         )
     return block.column(indices[0])
-
-
-def put_column(block: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the block with a column replaced in its place, or added at the end."""
-    index = block.schema.get_field_index(name)
-    if index < 0:
-        return block.append_column(name, values)
-    return block.set_column(index, name, values)
 
 
 def numeric_column(block: pa.Table, name: str) -> pa.ChunkedArray:
@@ -204,7 +197,7 @@ def number_array(column: pa.ChunkedArray, name: str) -> Any:
     """
     if pa.types.is_floating(column.type):
         values = pc.fill_null(column, pc.cast(number(math.nan), column.type))
-        return _flat_array(values, np.float32 if pa.types.is_float32(column.type) else np.float64)
+        return _flat_array(values, "float32" if pa.types.is_float32(column.type) else "float64")
     if has_missing(column):
         raise ConfigError(
             f"The integer column {name!r} has missing values, which a vector of integers cannot "
@@ -213,34 +206,29 @@ def number_array(column: pa.ChunkedArray, name: str) -> Any:
         )
     if pa.types.is_boolean(column.type):
         return bool_array(column)
-    return _flat_array(column, column.type.to_pandas_dtype())
+    return _flat_array(column, str(column.type))
 
 
 def int64_array(column: pa.Array | pa.ChunkedArray) -> Int64Codes:
     """Return a numeric column without missing values as 64-bit integers."""
-    array: Int64Codes = _flat_array(pc.cast(column, pa.int64(), safe=False), np.int64)
+    array: Int64Codes = _flat_array(pc.cast(column, pa.int64(), safe=False), "int64")
     return array
 
 
 def float64_array(column: pa.Array | pa.ChunkedArray) -> Any:
     """Return a numeric column as 64-bit floats, with NaN for missing values."""
-    return _flat_array(pc.fill_null(as_float64(column), number(math.nan)), np.float64)
+    return _flat_array(pc.fill_null(as_float64(column), number(math.nan)), "float64")
 
 
 def bool_array(column: pa.Array | pa.ChunkedArray) -> BoolMask:
     """Return a column of booleans without missing values."""
-    mask: BoolMask = _flat_array(pc.cast(column, pa.uint8()), np.uint8).astype(bool)
+    mask: BoolMask = _flat_array(pc.cast(column, pa.uint8()), "uint8").astype(bool)
     return mask
 
 
-def _flat_array(column: pa.Array | pa.ChunkedArray, dtype: Any) -> Any:
+def _flat_array(column: pa.Array | pa.ChunkedArray, dtype: str) -> Any:
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    size = np.dtype(dtype).itemsize
-    views = [
-        np.frombuffer(chunk.buffers()[1], dtype, len(chunk), chunk.offset * size)
-        for chunk in chunks
-        if len(chunk)
-    ]
+    views = [buffer_values(chunk, dtype) for chunk in chunks if len(chunk)]
     if len(views) == 1:
         return views[0]
     return np.concatenate(views) if views else np.empty(0, dtype)

@@ -28,13 +28,12 @@ from spotfit.data.preprocessors.columns import (
     list_array,
     list_lengths,
     list_values,
-    put_column,
     require_no_missing,
     single_values,
     tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import ArrowPreprocessor, ColumnPreprocessor
-from spotfit.data.transforms import BlockFunction
+from spotfit.data.transforms import BlockFunction, set_column
 
 
 class OrdinalEncoder(ColumnPreprocessor):
@@ -193,7 +192,7 @@ class LabelEncoder(ArrowPreprocessor):
     def _transform_arrow(self, table: pa.Table) -> pa.Table:
         require_no_missing(table, [self.label_column])
         codes = codes_of(single_values(table, self.label_column), self.stats_[self._key])
-        return put_column(table, self.output_column, _nullable(codes))
+        return set_column(table, self.output_column, _nullable(codes))
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ class LabelDecoding:
             codes = int64_array(column_of(block, self.column).fill_null(-1))
             unknown = (codes < 0) | (codes >= len(labels))
             taken = labels.take(arrow_array(np.where(unknown, 0, codes), unknown))
-            return put_column(block, self.output_column, taken)
+            return set_column(block, self.output_column, taken)
 
         return decode
 

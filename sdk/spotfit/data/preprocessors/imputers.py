@@ -59,6 +59,10 @@ class SimpleImputer(ColumnPreprocessor):
         self.fill_value = fill_value
         self._is_fittable = strategy != "constant"
 
+    def required_columns(self) -> list[str]:
+        """Return no columns: missing ones are created."""
+        return []
+
     def statistics(self) -> Sequence[Statistic]:
         if self.strategy == "mean":
             return [MomentsStatistic(name) for name in self.columns]

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.batches import to_batch, to_block
 from spotfit.data.dataset import Dataset
 from spotfit.data.preprocessors import preprocessor_json
-from spotfit.data.preprocessors.batch_kinds import (
-    BatchFormat,
-    block_of,
-    data_frame,
-    format_of,
-    numpy_columns,
-    with_result,
-)
+from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
 from spotfit.data.preprocessors.column_statistics import Results, Statistic, fold
-from spotfit.data.preprocessors.columns import column_of, put_column
-from spotfit.data.transforms import BlockFunction
+from spotfit.data.transforms import (
+    BlockFunction,
+    check_columns,
+    is_column_transform,
+    set_column,
+)
 
 if TYPE_CHECKING:
     from spotfit.data.preprocessors.batch_kinds import Batch
@@ -154,7 +152,10 @@ class Preprocessor:
         `PreprocessorNotFittedException` if `fit` is missing.
         """
         self._require_fitted("transform")
-        return ds.with_transform(PreprocessorTransform(self.snapshot()))
+        snapshot = self.snapshot()
+        if isinstance(snapshot, ArrowPreprocessor) and snapshot.knows_columns:
+            return ds.with_transform(KnownColumnsTransform(snapshot))
+        return ds.with_transform(PreprocessorTransform(snapshot))
 
     def transform_batch(self, data: Batch) -> Any:
         """Return a transformed batch of the same kind: DataFrame, dictionary or Arrow table.
@@ -164,11 +165,11 @@ class Preprocessor:
         self._require_fitted("transform_batch")
         if direct := self._direct_transform(format_of(data)):
             return direct(data)
-        inputs = list(self.get_input_columns())
-        block = block_of(data, inputs or None)
+        known = self.knows_columns
+        block = block_of(data, self.get_input_columns() if known else None)
         result = self.transform_block(block)
-        outputs = list(self.get_output_columns()) or result.column_names
-        return with_result(data, result, outputs, inputs or block.column_names)
+        outputs = self.get_output_columns() if known else result.column_names
+        return with_result(data, result, outputs, block.column_names)
 
     def _direct_transform(self, kind: BatchFormat) -> Any:
         # The user's own function for this kind of batch, which may modify its argument.
@@ -201,9 +202,9 @@ class Preprocessor:
             case BatchFormat.ARROW:
                 return self._transform_arrow(block)
             case BatchFormat.NUMPY:
-                return block_of(self._transform_numpy(numpy_columns(block)))
+                return to_block(self._transform_numpy(to_batch(block, "numpy")))
             case BatchFormat.PANDAS:
-                return block_of(self._transform_pandas(data_frame(block)))
+                return to_block(self._transform_pandas(to_batch(block, "pandas")))
             case _:
                 raise TypeError(f"{type(self).__name__} defines no _transform_pandas().")
 
@@ -239,6 +240,11 @@ class Preprocessor:
     def removed_columns(self) -> set[str]:
         """Return the columns that the result has no more."""
         return set()
+
+    @property
+    def knows_columns(self) -> bool:
+        """Whether the methods that return columns are complete."""
+        return False
 
     @property
     def runs_user_code(self) -> bool:
@@ -295,6 +301,27 @@ class ArrowPreprocessor(Preprocessor):
         """Return Arrow: blocks are not converted."""
         return BatchFormat.ARROW
 
+    @property
+    def knows_columns(self) -> bool:
+        """Whether the methods that return columns are complete."""
+        return True
+
+    def required_columns(self) -> list[str]:
+        """Return the input columns without which the transform fails."""
+        return self.get_input_columns()
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of the result for these columns. Raises `ConfigError`."""
+        check_columns(f"{type(self).__name__}.transform()", self.required_columns(), names)
+        kept = [name for name in names if name not in self.removed_columns()]
+        return [*kept, *(name for name in self.get_output_columns() if name not in kept)]
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the columns that are read to compute the columns `needed` of the result."""
+        written = set(self.get_output_columns())
+        kept = [name for name in needed if name not in written]
+        return [*kept, *(name for name in self.get_input_columns() if name not in kept)]
+
     @classmethod
     def from_parameters(cls, parameters: dict[str, Any]) -> Self:
         """Return an instance that is not fitted."""
@@ -330,7 +357,7 @@ class ColumnPreprocessor(ArrowPreprocessor):
         result = table
         for name, output in zip(self.columns, self.output_columns, strict=True):
             # Columns are read from the original table: an output may have the name of an input.
-            result = put_column(result, output, self._transform_column(table, name))
+            result = set_column(result, output, self._transform_column(table, name))
         return result
 
     def _transform_column(self, table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
@@ -373,6 +400,21 @@ class PreprocessorTransform:
         return self.preprocessor.transform_block
 
 
+@dataclass(frozen=True, eq=False)
+class KnownColumnsTransform(PreprocessorTransform):
+    """A preprocessor whose columns are known, so that columns which nothing needs are not read."""
+
+    preprocessor: ArrowPreprocessor
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of the result. Raises `ConfigError` if one is missing."""
+        return self.preprocessor.output_names(names)
+
+    def input_names(self, needed: Sequence[str]) -> list[str]:
+        """Return the needed columns that are not written, and all that are read."""
+        return self.preprocessor.input_names(needed)
+
+
 def preprocessor_digest(preprocessor: Preprocessor) -> str:
     """Return a hexadecimal SHA-256 of what determines the result, as far as it is known."""
     try:
@@ -390,8 +432,7 @@ def fold_dataset(statistics: Iterable[Statistic], ds: Dataset) -> dict[Statistic
 
 
 def _blocks(ds: Dataset, columns: Sequence[str]) -> Iterator[pa.Table]:
-    if ds.transforms:
-        return ds.blocks()
-    for name in columns:
-        column_of(ds.manifest.schema.empty_table(), name)
+    if not all(map(is_column_transform, ds.transforms)):
+        return ds.blocks()  # whether it has the columns is known only when rows are read
+    ds.columns_to_read(columns)
     return ds.blocks(columns)

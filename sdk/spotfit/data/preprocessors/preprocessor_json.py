@@ -118,12 +118,13 @@ def is_own_class(kind: type) -> bool:
 
 def _class_named(name: Any) -> Any:
     package = importlib.import_module(_PACKAGE)
-    if name not in package.__all__:
+    found = getattr(package, name) if name in package.__all__ else None
+    if not isinstance(found, type):
         raise ConfigError(
             f"The stored preprocessor is of an unknown class {name!r}.",
             do="Read it with the version of spotfit that wrote it, or a later one.",
         )
-    return getattr(package, name)
+    return found
 
 
 # Parameters of a chain are preprocessors.

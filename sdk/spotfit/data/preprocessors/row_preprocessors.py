@@ -21,7 +21,6 @@ from spotfit.data.preprocessors.columns import (
     list_values,
     number_array,
     numeric_column,
-    put_column,
     require_no_missing,
     row_width,
     tensor_array,
@@ -31,6 +30,7 @@ from spotfit.data.preprocessors.preprocessor_base import (
     ColumnPreprocessor,
     column_names,
 )
+from spotfit.data.transforms import set_column
 
 
 class Normalizer(ColumnPreprocessor):
@@ -68,7 +68,7 @@ class Normalizer(ColumnPreprocessor):
         for index, name in enumerate(self.output_columns):
             values = scaled[:, index].astype(np.float32 if single else np.float64)
             missing = bool_array(is_missing(columns[index]))
-            result = put_column(result, name, arrow_array(values, missing))
+            result = set_column(result, name, arrow_array(values, missing))
         return result
 
     def _norms(self, sizes: Any) -> Any:
@@ -132,7 +132,7 @@ class Concatenator(ArrowPreprocessor):
         else:
             lengths = [_lengths(column) for column in columns]
             combined = list_array(arrow_array(_interleave(values, lengths)), sum(lengths))
-        return put_column(
+        return set_column(
             table.drop_columns(list(self.removed_columns())), self.output_column_name, combined
         )
 

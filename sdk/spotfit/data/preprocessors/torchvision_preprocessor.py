@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.preprocessors.batch_kinds import arrow_of, numpy_of
+from spotfit.data.column_arrays import column_from_values, column_to_numpy
 from spotfit.data.preprocessors.columns import column_of
 from spotfit.data.preprocessors.preprocessor_base import ColumnPreprocessor
 
@@ -49,10 +49,10 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
         return True
 
     def _transform_column(self, table: pa.Table, name: str) -> pa.Array:
-        images = numpy_of(column_of(table, name))
+        images = column_to_numpy(column_of(table, name))
         if self.batched:
-            return arrow_of(self._apply(images))
-        return arrow_of(_stack([self._apply(image) for image in images]))
+            return column_from_values(self._apply(images), name=name)
+        return column_from_values([self._apply(image) for image in images], name=name)
 
     def _apply(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         import torch
@@ -70,11 +70,3 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
                 do="Return a torch.Tensor or a numpy.ndarray.",
             )
         return result
-
-
-def _stack(images: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    if len({image.shape for image in images}) == 1:
-        return np.stack(images)
-    ragged = np.empty(len(images), dtype=object)
-    ragged[:] = [image.tolist() for image in images]
-    return ragged

@@ -25,7 +25,6 @@ from spotfit.data.preprocessors.columns import (
     list_values,
     number_array,
     numeric_column,
-    put_column,
     tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import (
@@ -33,6 +32,7 @@ from spotfit.data.preprocessors.preprocessor_base import (
     ColumnPreprocessor,
     column_names,
 )
+from spotfit.data.transforms import set_column
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class FeatureHasher(ArrowPreprocessor):
         for name, column in columns.items():
             values = number_array(column, name) if exact else float64_array(column)
             sums[:, _hash(name, self.num_features)] += values
-        return put_column(table, self.output_column, tensor_array(sums))
+        return set_column(table, self.output_column, tensor_array(sums))
 
 
 def _require_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

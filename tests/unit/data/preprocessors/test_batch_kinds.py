@@ -1,4 +1,4 @@
-"""Batches between Arrow, NumPy and pandas."""
+"""Batches of a preprocessor: the columns that it needs, and those that it returns."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.preprocessors.batch_kinds import block_of, data_frame, numpy_columns
+from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
 
 ARRAYS: dict[str, Any] = {
     "i": np.array([1, 2], np.int16),
-    "f": np.array([0.5, 2.5], np.float32),
-    "b": np.array([True, False]),
-    "s": np.array(["a", "b"]),
+    "o": np.array([object(), object()]),
     "t": np.arange(12, dtype=np.uint8).reshape(2, 3, 2),
 }
 
 
-def test_arrays_come_back_with_their_type_and_shape() -> None:
-    found = numpy_columns(block_of(ARRAYS))
-    for name, array in ARRAYS.items():
-        assert found[name].shape == array.shape
-        assert name == "s" or found[name].dtype == array.dtype
-        assert found[name].tolist() == array.tolist()
+def test_only_the_needed_columns_are_converted() -> None:
+    block = block_of(ARRAYS, ["t", "i", "other"])
+    assert block.column_names == ["i", "t"]
+    assert block.schema.field("i").type == pa.int16()
+    assert block.schema.field("t").type == pa.fixed_shape_tensor(pa.uint8(), (3, 2))
 
 
-def test_missing_tensors_are_none() -> None:
+def test_only_the_needed_columns_of_a_frame_are_converted() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.5, None], "o": ARRAYS["o"]})
+    assert block_of(frame, ["x"]) == pa.table({"x": [1.5, None]})
+
+
+def test_results_replace_add_and_remove_columns() -> None:
+    result = pa.table({"i": pa.array([5, None]), "new": pa.array([["a"], None])})
+    found = with_result(ARRAYS, result, ["i", "new"], ["i", "t"])
+    assert list(found) == ["i", "o", "new"]
+    assert found["o"] is ARRAYS["o"]
+    np.testing.assert_array_equal(found["i"], [5, np.nan])
+    assert (found["new"][0].tolist(), found["new"][1]) == (["a"], None)
+
+
+def test_results_keep_the_index_of_a_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1, 2]}, index=[7, 9])
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4).reshape(2, 2))
-    storage = pa.array([[0, 1], None], pa.list_(pa.int64(), 2))
-    column = pa.ExtensionArray.from_storage(tensors.type, storage)
-    found = numpy_columns(pa.table({"t": column}))["t"]
-    assert found[0].tolist() == [0, 1]
-    assert found[1] is None
+    found = with_result(frame, pa.table({"t": tensors, "y": [3, 4]}), ["t", "y"], ["x"])
+    assert found["y"].to_dict() == {7: 3, 9: 4}
+    assert found["t"][9].tolist() == [2, 3]
+    assert list(found.columns) == ["t", "y"]
 
 
-def test_categories_become_their_values() -> None:
-    column = pa.array(["a", None, "b"]).dictionary_encode()
-    assert numpy_columns(pa.table({"c": column}))["c"].tolist() == ["a", None, "b"]
-
-
-def test_arrays_of_lists_become_lists() -> None:
-    ragged = np.empty(2, dtype=object)
-    ragged[:] = [[1], [2, 3]]
-    assert block_of({"x": ragged})["x"].to_pylist() == [[1], [2, 3]]
-
-
-def test_frames_have_an_array_for_each_tensor() -> None:
-    pytest.importorskip("pandas")
-    frame = data_frame(block_of(ARRAYS))
-    assert frame["t"][1].tolist() == ARRAYS["t"][1].tolist()
-    assert frame["i"].dtype == np.int16
+def test_tables_are_returned_as_they_are() -> None:
+    table = pa.table({"x": [1]})
+    assert format_of(table) is BatchFormat.ARROW
+    assert block_of(table, ["x"]) is table
+    assert with_result(pa.table({"z": [1]}), table, ["x"], ["z"]) is table
 
 
 @pytest.mark.parametrize("batch", [[1], "x", None, np.zeros(3)])
 def test_other_batches_are_rejected(batch: Any) -> None:
     with pytest.raises(ConfigTypeError, match="A batch must be"):
-        block_of(batch)
+        format_of(batch)

@@ -52,5 +52,5 @@ def test_lists_are_no_categories() -> None:
 
 def test_pandas_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match="needs pandas"):
+    with pytest.raises(MissingExtraError, match="needs the package 'pandas'"):
         Categorizer(["x"]).fit(dataset({"x": ["a"]}))

@@ -20,7 +20,6 @@ from spotfit.data.preprocessors.columns import (
     list_array,
     list_lengths,
     list_values,
-    put_column,
     tensor_array,
 )
 
@@ -85,11 +84,6 @@ def test_codes_do_not_depend_on_the_chunks(values: list[str | None], cut: int) -
 def test_codes_below_zero_are_not_counted() -> None:
     counts = count_matrix(np.array([0, -1, 1, 1]), np.array([2, 0, 2]), 2)
     assert counts.tolist() == [[1, 0], [0, 0], [0, 2]]
-
-
-def test_a_column_is_replaced_in_its_place() -> None:
-    table = put_column(pa.table({"a": [1], "b": [2]}), "a", pa.array([3]))
-    assert table.to_pydict() == {"a": [3], "b": [2]}
 
 
 def test_two_columns_of_one_name_are_rejected() -> None:

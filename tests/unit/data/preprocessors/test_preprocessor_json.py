@@ -164,6 +164,7 @@ def changed(**fields: Any) -> str:
         (changed(**{"class": "Preprocessor"}), "unknown class 'Preprocessor'"),
         (changed(**{"class": "os.system"}), "unknown class"),
         (changed(**{"class": None}), "unknown class"),
+        (changed(**{"class": "checkpoint_metadata"}), "unknown class"),
         (changed(**{"class": ["StandardScaler"]}), "unknown class"),
         (changed(parameters={"rows": ["x"]}), "damaged"),
         (changed(parameters=[]), "damaged"),

@@ -8,8 +8,10 @@ import pytest
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
-from spotfit.data.preprocessors import OrdinalEncoder, StandardScaler, Tokenizer
-from spotfit.data.preprocessors.checkpoint_metadata import (
+from spotfit.data.preprocessors import (
+    OrdinalEncoder,
+    StandardScaler,
+    Tokenizer,
     checkpoint_metadata,
     preprocessor_of_metadata,
 )
