@@ -81,6 +81,7 @@ class CallbackDelivery:
         view = ledger.view
         self._last_round = view.last_round.number if view.last_round else 0
         self._first_round = view.first_round or self._last_round
+        self._lost_calls = _LostCalls(ledger.store, self._first_round, self._last_round)
         self._call_name = f"lost callbacks {view.epoch}"
         # The first leader of a fit: the callbacks of earlier fits have returned.
         if view.round is None and view.last_round_closed is None:
@@ -139,9 +140,7 @@ class CallbackDelivery:
         committed any more. Errors of the store are retried.
         """
         if self._lost_reports is None:
-            rounds = (self._first_round, self._last_round)
-            load = partial(_load_lost_reports, self._ledger.store, rounds)
-            result = self._retrying_calls.run(self._call_name, load, now)
+            result = self._retrying_calls.run(self._call_name, self._lost_calls.load, now)
             self._lost_reports = None if result is None else result.value
         if self._held is not None and self._lost_reports is not None:
             if not are_commits_known:
@@ -191,47 +190,60 @@ def _put_progress(store: Store, key: str, body: bytes, position: ReportPosition)
     return position
 
 
-def _load_lost_reports(store: Store, rounds: tuple[int, int]) -> list[_StoredReport]:
-    """Return the stored reports whose callbacks may not have returned, of the rounds from the first
-    to the last in `rounds`.
+class _LostCalls:
+    """Reads the stored reports whose callbacks may not have returned.
 
-    Without any progress, all of them: several leaders may have been lost before they stored any.
+    Those of the rounds from the first to the last one. Without any progress, all of them: several
+    leaders may have been lost before they stored any.
     """
-    first_round, last_round = rounds
-    progress = max([(first_round, -1), *_read_progress(store)])
-    lost: dict[ReportPosition, _StoredReport] = {}
-    listed = [info.key for info in store.list(keys.REPORTS.rstrip("/"))]
-    for _, chunks in groupby(listed, lambda key: key.rpartition("/")[0]):
-        # The reports of one agent are in order: its last chunks suffice.
-        for key in reversed(list(chunks)):
-            reports = _read_reports(store, key)
-            later = [one for one in reports if progress < one.position]
-            # The report of a surveyed checkpoint has no metrics of other ranks: keep the first one.
-            for one in later:
-                known = lost.get(one.position)
-                if one.round <= last_round and (known is None or not known.other_ranks):
-                    lost[one.position] = one
-            if len(later) < len(reports):
-                break
-    return [lost[position] for position in sorted(lost)]
 
+    def __init__(self, store: Store, first_round: int, last_round: int) -> None:
+        self._store = store
+        self._first_round = first_round
+        self._last_round = last_round
+        # A run of many leaders has many objects: after an error only the others are read again.
+        self._progress_by_key: dict[str, ReportPosition] = {}
+        self._reports_by_key: dict[str, list[_StoredReport]] = {}
 
-def _read_progress(store: Store) -> Iterable[ReportPosition]:
-    for info in store.list(keys.CALLBACKS.rstrip("/")):
-        try:
-            progress = _progress_decoder.decode(strip_mac(store.get(info.key)))
-        except _UNREADABLE as error:
-            log.warning("callbacks.progress_unreadable", key=info.key, reason=str(error))
-            continue
-        yield progress.round, progress.report_index
+    def load(self) -> list[_StoredReport]:
+        """Return the reports in order; after an error of the store, call it again."""
+        progress = max([(self._first_round, -1), *self._read_progress()])
+        lost: dict[ReportPosition, _StoredReport] = {}
+        listed = [info.key for info in self._store.list(keys.REPORTS.rstrip("/"))]
+        for _, chunks in groupby(listed, lambda key: key.rpartition("/")[0]):
+            # The reports of one agent are in order: its last chunks suffice.
+            for key in reversed(list(chunks)):
+                reports = self._read_reports(key)
+                later = [one for one in reports if progress < one.position]
+                # The report of a surveyed checkpoint has no metrics of other ranks: keep the first.
+                for one in later:
+                    known = lost.get(one.position)
+                    if one.round <= self._last_round and (known is None or not known.other_ranks):
+                        lost[one.position] = one
+                if len(later) < len(reports):
+                    break
+        return [lost[position] for position in sorted(lost)]
 
+    def _read_progress(self) -> Iterable[ReportPosition]:
+        for info in self._store.list(keys.CALLBACKS.rstrip("/")):
+            if info.key not in self._progress_by_key:
+                try:
+                    progress = _progress_decoder.decode(strip_mac(self._store.get(info.key)))
+                except _UNREADABLE as error:
+                    log.warning("callbacks.progress_unreadable", key=info.key, reason=str(error))
+                    continue
+                self._progress_by_key[info.key] = progress.round, progress.report_index
+            yield self._progress_by_key[info.key]
 
-def _read_reports(store: Store, key: str) -> list[_StoredReport]:
-    def decode() -> list[_StoredReport]:
-        return [_report_decoder.decode(line) for line in strip_mac(store.get(key)).splitlines()]
+    def _read_reports(self, key: str) -> list[_StoredReport]:
+        def decode() -> list[_StoredReport]:
+            lines = strip_mac(self._store.get(key)).splitlines()
+            return [_report_decoder.decode(line) for line in lines]
 
-    try:
-        return repeat_read(decode)
-    except _UNREADABLE as error:
-        log.warning("callbacks.reports_unreadable", key=key, reason=str(error))
-        return []
+        if key not in self._reports_by_key:
+            try:
+                self._reports_by_key[key] = repeat_read(decode)
+            except _UNREADABLE as error:
+                log.warning("callbacks.reports_unreadable", key=key, reason=str(error))
+                return []
+        return self._reports_by_key[key]

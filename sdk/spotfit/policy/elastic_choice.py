@@ -390,7 +390,7 @@ def _spot_offer(
     """The spot offer to have machines from; None if all are refused.
 
     The one that is chosen, or whose machines run, unless its machines are too few to train, or
-    another one costs a fifth less.
+    they train and another one costs a fifth less: that one may not be granted.
     """
     chosen = {} if view.market.choice is None else view.market.choice.workers
     granted = [one for one in cheap if one.state.refused_s is None]
@@ -403,6 +403,8 @@ def _spot_offer(
     )
     if current is not None and current.name not in chosen and not current.started:
         current = None
+    if current is not None and current.started and not current.training:
+        return current
     running = None if current is None else list(offers).index(current)
     states = [one.state for one in offers]
     indexes = [n for n, one in enumerate(offers) if one in among]
@@ -427,13 +429,16 @@ def _is_return_wanted(
 def _standing_offer(view: View, wanted: Sequence[ElasticOffer]) -> str:
     """The offer of the standing request; '' if none is wanted.
 
-    A request that waits is kept; otherwise the offers are requested in turn.
+    A request that waits is kept; otherwise the offers are requested in turn, the cheapest first.
     """
-    return min(
-        (one.name for one in wanted),
-        key=lambda name: (
-            all(one.offer != name for one in view.market.requests.values()),
-            offer_request_due_s(view, name),
+    requested = {one.offer for one in view.market.requests.values()}
+    first = min(
+        wanted,
+        key=lambda one: (
+            one.name not in requested,
+            offer_request_due_s(view, one.name),
+            one.state.usd_per_hour,
         ),
-        default="",
+        default=None,
     )
+    return "" if first is None else first.name

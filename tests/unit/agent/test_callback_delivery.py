@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,24 @@ def test_only_reports_after_the_progress_are_repeated(store: MemoryStore) -> Non
     harness = Harness(store)
     harness.advance()
     assert harness.called == [(2, None), (3, None)]
+
+
+def test_errors_of_the_store_repeat_no_read_that_has_succeeded(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_reports(store, *(a_report(n) for n in range(9)))
+    harness = Harness(store)
+    requests, get = itertools.count(1), store.get
+
+    def get_or_fail(key: str) -> bytes:
+        if next(requests) % 3 == 0:
+            raise TransientStoreError("The connection was reset.", do="Retry.")
+        return get(key)
+
+    monkeypatch.setattr(store, "get", get_or_fail)
+    for n in range(9):
+        harness.advance(10.0 * n)
+    assert len(harness.called) == 9
 
 
 def test_only_chunks_with_later_reports_are_read(

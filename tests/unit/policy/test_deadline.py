@@ -101,7 +101,7 @@ def test_cheaper_spot_is_waited_for_with_the_slack_for_all_outages_to_come() -> 
     assert wait_for_cheaper(2.0, 0.0) == (
         "waiting for cheaper spot machines: 2.0 h of slack, 62.0 min are kept"
     )
-    assert not wait_for_cheaper(1.0, 0.0)
+    assert not wait_for_cheaper(0.7, 0.0)
     assert wait_for_cheaper(2.0, 2.0)
     assert not wait_for_cheaper(1.4, 2.0)
     assert wait_for_cheaper(1.4, 0.0)

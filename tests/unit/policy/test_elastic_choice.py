@@ -108,6 +108,33 @@ def test_on_demand_machines_stay_until_a_whole_group_of_spot_machines_runs() -> 
     assert decide(run, 203).workers == {"spot": 4}
 
 
+CHEAPER = an_offer("cheaper", 0.7)
+
+
+def on_demand(*offers: Any, standing: str = "") -> OfferedRun:
+    """Four on-demand machines train since 110 s, with ample slack."""
+    run = a_run(*offers, ON_DEMAND)
+    run.choose_workers(0, standing, on_demand=4)
+    run.request(0, "t-1", ON_DEMAND, nodes=4)
+    run.connect("t-1", nodes=4)
+    run.train(100)
+    return run
+
+
+def test_the_cheapest_group_of_spot_machines_is_requested_first() -> None:
+    run = on_demand(SPOT, CHEAPER)
+    assert decide(run, 200).standing_offer == "cheaper"
+    run.refuse(200, "t-2", CHEAPER)
+    assert decide(run, 200).standing_offer == "spot"
+
+
+def test_a_group_of_spot_machines_that_is_granted_is_used_although_another_one_is_cheaper() -> None:
+    run = on_demand(SPOT, CHEAPER, standing="spot")
+    run.request(200, "t-2", SPOT, nodes=4)
+    run.bill(201, "t-2", started_s=201, nodes=4)
+    assert decide(run, 202).workers == {"spot": 4}
+
+
 def test_a_whole_group_is_not_requested_without_slack_for_its_losses() -> None:
     run = mixed(a_run(slack_s=SHORT_S))
     assert decide(run, 200).standing_offer == ""
