@@ -15,7 +15,7 @@ from spotfit.data.dataset import Dataset, ShuffleSettings
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import Source
-from spotfit.data.sources.file_source import FileFormat, FileSource
+from spotfit.data.sources.file_source import FileFormat, FormatSource
 from spotfit.host import log
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
@@ -84,7 +84,7 @@ def read_files(
     `options` are the `FileOptions` of `function`, `extensions` those of the format. Raises
     `ConfigError` for invalid or unknown options.
     """
-    source = FileSource(
+    source = FormatSource(
         files=file_set(function, paths, options, extensions),
         format=file_format,
         columns=None if columns is None else tuple(columns),
