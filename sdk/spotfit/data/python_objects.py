@@ -1,7 +1,7 @@
 """Columns of Python objects, such as the (image, label) pairs of a PyTorch dataset.
 
 The objects are pickled. The type is not registered with Arrow: files and streams from elsewhere
-that name it are read as bytes, which nobody unpickles.
+that name it are read as bytes and not unpickled.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
-from spotfit.data.dataset import Dataset, ShuffleSettings
+from spotfit.data.dataset import Dataset
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import Source
-from spotfit.data.sources.file_source import FileFormat, FileSource
+from spotfit.data.sources.file_source import FileFormat, FormatSource
 from spotfit.host import log
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
@@ -84,7 +84,7 @@ def read_files(
     `options` are the `FileOptions` of `function`, `extensions` those of the format. Raises
     `ConfigError` for invalid or unknown options.
     """
-    source = FileSource(
+    source = FormatSource(
         files=file_set(function, paths, options, extensions),
         format=file_format,
         columns=None if columns is None else tuple(columns),
@@ -120,9 +120,9 @@ def shuffled_dataset(
     if shuffle is None:
         return dataset
     if shuffle == "files":
-        return replace(dataset, _shuffle=ShuffleSettings("units"))
+        return dataset.randomize_block_order()
     if hasattr(shuffle, "seed"):  # also that of ray.data
-        return replace(dataset, _shuffle=ShuffleSettings("units", shuffle.seed))
+        return dataset.randomize_block_order(seed=shuffle.seed)
     raise ConfigError(
         f"shuffle={shuffle!r} is not supported.", do="Use 'files' or FileShuffleConfig(seed)."
     )

@@ -20,7 +20,7 @@ from spotfit.data.batches import concat_blocks
 from spotfit.data.file_encoders import Encoder, parquet_encoder
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.row_functions import block_rows
-from spotfit.data.sources.file_source import FileSource
+from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.tensor_storage import encode_tensors
 from spotfit.data.transforms import check_columns
@@ -272,7 +272,7 @@ def materialize(
     blocks: Iterable[pa.Table],
     schema: pa.Schema,
     row_group_bytes: int,
-) -> FileSource:
+) -> FormatSource:
     """Write rows to Parquet files for fast reading, and return the source of these files.
 
     If an earlier call has written all files of this folder, nothing is written. Tensors are stored
@@ -286,7 +286,7 @@ def materialize(
             folder.put("empty.parquet", encode(encode_tensors(schema.empty_table())))
         folder.put(_COMPLETE_KEY, b"")
     options = PathOptions(format_extensions=("parquet",))
-    return FileSource(FileSet.of_paths([folder.url], options, None), ParquetFormat())
+    return FormatSource(FileSet.of_paths([folder.url], options, None), ParquetFormat())
 
 
 # --- Other libraries ------------------------------------------------------------------------------

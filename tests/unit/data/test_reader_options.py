@@ -81,7 +81,7 @@ def test_invalid_values_are_refused(
 
 
 def test_a_partitioning_of_ray_is_taken() -> None:
-    style = Enum("PartitionStyle", {"HIVE": "hive"})
+    style = Enum("style", {"HIVE": "hive"})
     ray = SimpleNamespace(
         style=style.HIVE, base_dir="", field_names=None, field_types={"a": int}, filesystem=None
     )

@@ -83,7 +83,7 @@ class FileFormat(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class FileSource:
+class FormatSource:
     """The rows of files of one format."""
 
     files: FileSet

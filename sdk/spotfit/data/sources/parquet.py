@@ -82,7 +82,7 @@ class ParquetFormat:
                 continue
             try:
                 tensors = tensors_from_bytes(table[name], dtype, shape)
-            except (ValueError, NotImplementedError) as error:
+            except (ValueError, pa.ArrowNotImplementedError) as error:
                 raise ConfigError(
                     f"The column {name!r} of {file.path} does not have tensors of {dtype} with "
                     f"shape {shape}: {error}",
@@ -197,9 +197,6 @@ class _FetchedRanges(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}

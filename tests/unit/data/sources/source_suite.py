@@ -12,8 +12,10 @@ import pytest
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
+from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.manifest import Manifest
 from spotfit.data.source import Source
+from spotfit.data.sources.file_source import OpenFile
 
 
 def rows_of(source: Source) -> pa.Table:
@@ -37,6 +39,12 @@ def source_of(dataset: Dataset) -> Source:
 def read_values(dataset: Dataset) -> dict[str, list[Any]]:
     """Return the values of all rows by column."""
     return values_of(rows_of(source_of(dataset)))
+
+
+def open_file(path: Path) -> OpenFile:
+    """Return a local file as formats read it."""
+    files = FileSet.of_paths(path, PathOptions())
+    return OpenFile(files, files.list_files()[0])
 
 
 class SourceSuite:
