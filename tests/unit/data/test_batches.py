@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.batches import check_batch_format, concat_blocks, to_batch, to_block
 from tests.unit.data.batch_cases import describe
+from tests.unit.data.random_columns import python_values, random_column
 
 
 def block_of(**columns: Any) -> pa.Table:
@@ -101,6 +103,15 @@ def test_tensors_of_different_shapes_stay_arrays(shapes: list[tuple[int, ...]]) 
     joined = concat_blocks([block_of(x=tensor) for tensor in tensors])
     rows = [row for tensor in tensors for row in tensor]
     assert [describe(row) for row in to_batch(joined)["x"]] == [describe(row) for row in rows]
+
+
+def test_random_columns_are_joined_with_their_arrays(rng: random.Random) -> None:
+    for _ in range(300):
+        column = random_column(rng)
+        blocks = [pa.table({"x": column}), block_of(x=to_batch(pa.table({"x": column}))["x"])]
+        rng.shuffle(blocks)
+        values = [*column.to_pylist(), *column.to_pylist()]
+        assert python_values(to_batch(concat_blocks(blocks))["x"]) == values, column
 
 
 def test_tensors_and_lists_are_joined_as_lists() -> None:
