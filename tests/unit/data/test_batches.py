@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,22 @@ def test_arrays_in_a_dataframe_are_tensors() -> None:
 
 def test_a_record_batch_is_a_block() -> None:
     assert to_block(pa.record_batch({"x": [1, 2]})).equals(pa.table({"x": [1, 2]}))
+
+
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas"])
+@pytest.mark.parametrize("objects", [[1j, (1, {2})], [True, 2], [[1], ["a"]]], ids=repr)
+def test_objects_without_a_type_of_arrow_are_the_same_after_a_conversion(
+    objects: list[Any], batch_format: Any
+) -> None:
+    batch = to_batch(block_of(x=objects, n=np.arange(2)), batch_format)
+    again = to_block(batch)
+    assert list(batch["x"]) == again["x"].to_pylist() == objects
+    assert again.column_names == ["x", "n"]
+
+
+def test_objects_that_cannot_be_pickled_are_rejected() -> None:
+    with pytest.raises(ConfigTypeError, match="The column 'x' cannot be stored"):
+        block_of(x=[threading.Lock(), threading.Lock()])
 
 
 @pytest.mark.parametrize("batch", [np.arange(3), [1, 2], None, "x"])
