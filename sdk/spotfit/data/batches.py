@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.column_arrays import column_from_values, column_to_numpy, list_column
+from spotfit.data.python_objects import object_column
 from spotfit.host.plugins import require_module
 
 BatchFormat: TypeAlias = Literal["default", "numpy", "pandas", "pyarrow"] | None
@@ -45,14 +47,22 @@ def _to_pandas(block: pa.Table) -> Any:
     pandas = require_module("pandas", extra="pandas")
 
     def pandas_type(kind: pa.DataType) -> Any:
-        types = pa.types
-        is_other = types.is_dictionary(kind) or types.is_null(kind)
-        return None if is_other or _is_tensor(kind) else pandas.ArrowDtype(kind)
+        is_other = pa.types.is_dictionary(kind) or pa.types.is_null(kind)
+        return None if is_other else pandas.ArrowDtype(kind)
 
-    frame = block.to_pandas(ignore_metadata=True, types_mapper=pandas_type)
-    for name, kind in zip(block.column_names, block.schema.types, strict=True):
-        if _is_tensor(kind):
-            frame[name] = list(column_to_numpy(block[name]))
+    # pandas has no type for tensors and Python objects.
+    extensions = {
+        index: name
+        for index, (name, kind) in enumerate(
+            zip(block.column_names, block.schema.types, strict=True)
+        )
+        if isinstance(kind, pa.BaseExtensionType)
+    }
+    frame = block.drop_columns(list(extensions.values())).to_pandas(
+        ignore_metadata=True, types_mapper=pandas_type
+    )
+    for index, name in extensions.items():
+        frame.insert(index, name, pandas.Series(list(column_to_numpy(block[name])), dtype=object))
     return frame
 
 
@@ -61,8 +71,9 @@ def to_block(batch: Any) -> pa.Table:
 
     `batch` is a dictionary of arrays, tensors or lists, a DataFrame (without its index), an Arrow
     table or record batch. Arrays with further dimensions become columns of tensors
-    (`arrow.fixed_shape_tensor`). Values are copied, except those of Arrow. Raises `ConfigTypeError`
-    for other values, and `ConfigError` if the columns have different lengths.
+    (`arrow.fixed_shape_tensor`), and objects without a type of Arrow are pickled, as in Ray Data.
+    Values are copied, except those of Arrow. Raises `ConfigTypeError` for other values, and
+    `ConfigError` if the columns have different lengths.
     """
     if isinstance(batch, pa.Table):
         return batch
@@ -76,9 +87,7 @@ def to_block(batch: Any) -> pa.Table:
             f"{type(batch).__name__}.",
             do="Return one of these; for a single array, {'data': array}.",
         )
-    columns = {
-        str(name): column_from_values(values, name=str(name)) for name, values in batch.items()
-    }
+    columns = {str(name): _column(values, str(name)) for name, values in batch.items()}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ConfigError(
@@ -86,6 +95,19 @@ def to_block(batch: Any) -> pa.Table:
             do="Return one value per row in each column.",
         )
     return pa.table(columns)
+
+
+def _column(values: Any, name: str) -> pa.Array:
+    try:
+        return column_from_values(values, name=name)
+    except ConfigTypeError as error:
+        is_column = isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0
+        if not is_column:
+            raise
+        try:
+            return object_column(list(values))
+        except (TypeError, AttributeError, pickle.PicklingError):
+            raise error from None
 
 
 def _is_dataframe(batch: Any) -> bool:
@@ -100,8 +122,8 @@ def _from_pandas(frame: Any) -> pa.Table:
         try:
             columns[str(label)] = pa.Array.from_pandas(series)
         except (pa.ArrowException, TypeError, ValueError):
-            # Arrays with several dimensions, which Arrow's conversion rejects.
-            columns[str(label)] = column_from_values(series.to_numpy(), name=str(label))
+            # Arrays with several dimensions and Python objects, which Arrow's conversion rejects.
+            columns[str(label)] = _column(series.to_numpy(), str(label))
     return pa.table(columns)
 
 

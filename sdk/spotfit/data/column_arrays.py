@@ -265,10 +265,10 @@ def _array_from(values: NumpyArray | list[Any]) -> pa.Array:
         return pa.array(values)
     if values.ndim == 0:
         raise TypeError("it is a single value, not an array with one value per row")
-    if values.dtype == object:
-        return _array_from_objects(values)
     if values.ndim == 1:
-        return _flat_array(values)
+        return _array_from_objects(values) if values.dtype == object else _flat_array(values)
+    if values.dtype.kind not in "biuf" or 0 in values.shape[1:]:
+        return _nested_lists(values)
     storage = pa.FixedSizeListArray.from_arrays(
         _flat_array(values.reshape(-1)), int(np.prod(values.shape[1:]))
     )
@@ -289,9 +289,18 @@ def _flat_array(values: NumpyArray) -> pa.Array:
     return pa.Array.from_buffers(kind, len(native), [None, pa.py_buffer(native)])
 
 
+def _nested_lists(values: NumpyArray) -> pa.Array:
+    """Return an array that cannot be a tensor of Arrow as lists, one level per dimension."""
+    if values.dtype == object:
+        return pa.array([_to_python(row) for row in values])
+    lists = _array_from(values.reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        count = int(np.prod(values.shape[:axis]))
+        lists = _list_array(np.full(count, values.shape[axis]), lists)
+    return lists
+
+
 def _array_from_objects(values: NumpyArray) -> pa.Array:
-    if values.ndim > 1:
-        raise TypeError("it is an array of objects with several dimensions")
     rows = list(values)
     arrays = [row for row in rows if isinstance(row, np.ndarray)]
     if not arrays:
@@ -307,8 +316,9 @@ def _array_from_objects(values: NumpyArray) -> pa.Array:
 
 
 def _to_python(row: Any) -> Any:
-    if isinstance(row, np.ndarray):
-        return [_to_python(value) for value in row] if row.dtype == object else row.tolist()
+    # Arrow takes one-dimensional arrays as lists, and keeps their types.
+    if isinstance(row, np.ndarray) and (row.dtype == object or row.ndim > 1):
+        return [_to_python(value) for value in row]
     return row
 
 
@@ -322,7 +332,7 @@ def list_column(rows: Sequence[NumpyArray | None]) -> pa.Array:
     last = {array.shape[-1] for array in arrays}
     values = _flat_array(np.concatenate([array.reshape(-1) for array in arrays]))
     # Channels of images: lists of a fixed size need no offset for every pixel.
-    is_last_fixed = ndim > 2 and len(last) == 1
+    is_last_fixed = ndim > 2 and len(last) == 1 and 0 not in last
     if is_last_fixed:
         values = pa.FixedSizeListArray.from_arrays(values, last.pop())
     for axis in reversed(range(1, ndim - is_last_fixed)):

@@ -18,6 +18,7 @@ from spotfit.data.batch_passes import (
 from spotfit.data.batches import BatchFormat, check_batch_format, concat_blocks, to_batch
 from spotfit.data.collate_fn import CollateFn, collated_format
 from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.schema import Schema
 from spotfit.data.shard import ShardPosition
 from spotfit.data.shard_reader import ShardReader
 from spotfit.data.sources.tables import TableSource
@@ -289,7 +290,9 @@ class DataIterator:
         columns = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
         if additional_columns is not None:
             columns.append((additional_columns, additional_type_spec))
-        return tensorflow_tensors.tf_dataset(lambda: iter(batches), columns, self.schema)
+        return tensorflow_tensors.tf_dataset(
+            lambda: iter(batches), columns, lambda: self.schema().base_schema
+        )
 
     # --- other ------------------------------------------------------------------------------------
 
@@ -304,9 +307,10 @@ class DataIterator:
         block = concat_blocks(blocks) if blocks else self.schema().base_schema.empty_table()
         return self._dataset.of_source(TableSource(block))
 
-    def schema(self) -> Any:
+    def schema(self) -> Schema:
         """Return the schema of the rows; reads as little as possible."""
-        return self._dataset.schema()
+        schema: Schema = self._dataset.schema()
+        return schema
 
     def stats(self) -> str:
         """Return one line on the passes so far: batches, rows, and the time spent waiting."""

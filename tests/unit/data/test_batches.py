@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.batches import check_batch_format, concat_blocks, to_batch, to_block
 from tests.unit.data.batch_cases import describe
+from tests.unit.data.random_columns import python_values, random_column
 
 
 def block_of(**columns: Any) -> pa.Table:
@@ -67,6 +70,22 @@ def test_a_record_batch_is_a_block() -> None:
     assert to_block(pa.record_batch({"x": [1, 2]})).equals(pa.table({"x": [1, 2]}))
 
 
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas"])
+@pytest.mark.parametrize("objects", [[1j, (1, {2})], [True, 2], [[1], ["a"]]], ids=repr)
+def test_objects_without_a_type_of_arrow_are_the_same_after_a_conversion(
+    objects: list[Any], batch_format: Any
+) -> None:
+    batch = to_batch(block_of(x=objects, n=np.arange(2)), batch_format)
+    again = to_block(batch)
+    assert list(batch["x"]) == again["x"].to_pylist() == objects
+    assert again.column_names == ["x", "n"]
+
+
+def test_objects_that_cannot_be_pickled_are_rejected() -> None:
+    with pytest.raises(ConfigTypeError, match="The column 'x' cannot be stored"):
+        block_of(x=[threading.Lock(), threading.Lock()])
+
+
 @pytest.mark.parametrize("batch", [np.arange(3), [1, 2], None, "x"])
 def test_a_value_that_is_no_batch_is_rejected(batch: Any) -> None:
     with pytest.raises(ConfigTypeError, match="A batch must be a dictionary"):
@@ -101,6 +120,15 @@ def test_tensors_of_different_shapes_stay_arrays(shapes: list[tuple[int, ...]]) 
     joined = concat_blocks([block_of(x=tensor) for tensor in tensors])
     rows = [row for tensor in tensors for row in tensor]
     assert [describe(row) for row in to_batch(joined)["x"]] == [describe(row) for row in rows]
+
+
+def test_random_columns_are_joined_with_their_arrays(rng: random.Random) -> None:
+    for _ in range(300):
+        column = random_column(rng)
+        blocks = [pa.table({"x": column}), block_of(x=to_batch(pa.table({"x": column}))["x"])]
+        rng.shuffle(blocks)
+        values = [*column.to_pylist(), *column.to_pylist()]
+        assert python_values(to_batch(concat_blocks(blocks))["x"]) == values, column
 
 
 def test_tensors_and_lists_are_joined_as_lists() -> None:

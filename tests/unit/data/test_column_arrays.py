@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ from spotfit.data.column_arrays import (
     stack_objects,
 )
 from tests.unit.data.batch_cases import columns, describe
+from tests.unit.data.random_columns import python_values, random_column
 
 COLUMNS = columns()
 
@@ -76,6 +78,14 @@ def test_the_axes_of_a_permuted_tensor_are_in_the_logical_order() -> None:
     assert array.tolist() == [[[0, 3], [1, 4], [2, 5]]]
 
 
+def test_arrays_of_random_columns_have_their_values(rng: random.Random) -> None:
+    for _ in range(500):
+        column = random_column(rng)
+        array = column_to_numpy(column)
+        assert array.flags.writeable
+        assert python_values(array) == column.to_pylist(), column
+
+
 # --- NumPy to Arrow -------------------------------------------------------------------------------
 
 
@@ -103,6 +113,28 @@ def test_an_array_is_the_same_after_a_conversion_to_a_column(values: Any) -> Non
     native = values.astype(values.dtype.newbyteorder("="))
     expected = native.astype(object) if native.dtype.kind == "U" else native
     assert describe(array) == describe(expected)
+
+
+def test_arrays_of_random_columns_are_the_same_after_a_conversion(rng: random.Random) -> None:
+    for _ in range(500):
+        column = random_column(rng)
+        again = column_to_numpy(column_from_values(column_to_numpy(column), name="x"))
+        assert python_values(again) == column.to_pylist(), column
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.zeros((2, 0)),
+        np.array([["a", "b"], ["c", "d"]]),
+        object_array(["a", "b", None, "d"]).reshape(2, 2),
+        np.zeros((2, 1, 3), "datetime64[ns]"),
+    ],
+    ids=["no values", "text", "objects", "times"],
+)
+def test_an_array_that_cannot_be_a_tensor_becomes_lists(values: Any) -> None:
+    rows = column_to_numpy(column_from_values(values, name="x"))
+    assert python_values(rows) == python_values(values)
 
 
 def test_images_of_different_sizes_keep_their_type_and_shape() -> None:

@@ -147,6 +147,26 @@ def test_sequences_of_different_tensors_are_rejected(other: torch.Tensor) -> Non
         DeviceCopy(torch.device("cpu")).start({"a": [tensor(1), other]})
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_batches_are_complete_on_the_gpu_when_they_are_handed_over(is_pinned: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU")
+    copy = DeviceCopy(concrete_device("cuda"))
+    weights = torch.ones((2_000, 2_000), device="cuda")
+    pending = []
+    for number in range(100):
+        batch = {"x": torch.full((1_000_000,), number)}
+        pending.append(copy.start(pin_tensors(batch) if is_pinned else batch))
+        if len(pending) < 3:
+            continue
+        # The stream of the computation is busy, and the allocator reuses the batches' memory.
+        weights = weights @ weights / 2_000
+        received = copy.hand_over(pending.pop(0))["x"]
+        assert received.sum().item() == (number - 2) * 1_000_000
+        del received
+
+
 def test_tensors_are_pinned_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[list[int]] = []
 
