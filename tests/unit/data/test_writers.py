@@ -65,7 +65,7 @@ def test_large_blocks_are_files_of_their_own(
 def test_files_have_the_stated_numbers_of_rows(
     tmp_path: Path, arguments: dict[str, int], expected: list[int]
 ) -> None:
-    keys, counts = write(tmp_path, **arguments)
+    keys, counts = write(tmp_path, BLOCKS, **arguments)
     assert counts == expected
     rows = [value for key in keys for value in pq.read_table(tmp_path / key)["x"].to_pylist()]
     assert rows == list(range(50))
