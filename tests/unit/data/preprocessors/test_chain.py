@@ -42,7 +42,7 @@ class CountedDataset(Dataset):
 def passes_of(chain: Chain) -> int:
     ds = dataset(ROWS, 1)
     CountedDataset.passes = 0
-    chain.fit(CountedDataset(ds._rows))
+    chain.fit(CountedDataset(ds._plan))
     return CountedDataset.passes
 
 

@@ -113,7 +113,7 @@ def test_only_the_columns_of_the_statistics_are_read() -> None:
             read.append(columns)
             return blocks(self, columns)
 
-    StandardScaler(["x"]).fit(Recorded(ds._rows))
+    StandardScaler(["x"]).fit(Recorded(ds._plan))
     assert read == [["x"]]
 
 
