@@ -29,7 +29,7 @@ def dataset(table: pa.Table | dict[str, Any], *lengths: int) -> Dataset:
 def rows_of(ds: Dataset) -> pa.Table:
     """Return all rows."""
     blocks = list(ds.blocks())
-    return pa.concat_tables(blocks)
+    return pa.concat_tables(blocks or [ds.schema().base_schema.empty_table()])
 
 
 def output(preprocessor: Preprocessor, table: pa.Table | dict[str, Any], name: str) -> list[Any]:
