@@ -275,7 +275,7 @@ class Std(_ColumnStatistic):
         alias_name: str | None = None,
     ) -> None:
         super().__init__(on, ignore_nulls, alias_name)
-        self._ddof = ddof
+        self.ddof = ddof
 
     def aggregate_column(self, column: pa.ChunkedArray) -> tuple[int, float, float]:
         """Return number, mean, and sum of the squared deviations from it."""
@@ -294,7 +294,7 @@ class Std(_ColumnStatistic):
     def finalize(self, accumulator: Any) -> float:
         """Return the standard deviation; NaN with too few values."""
         count, _, squares = accumulator
-        return math.sqrt(squares / (count - self._ddof)) if count > self._ddof else math.nan
+        return math.sqrt(squares / (count - self.ddof)) if count > self.ddof else math.nan
 
 
 class Quantile(_ColumnStatistic):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from spotfit.core.errors import ConfigError
@@ -33,6 +33,10 @@ class ExecutionResources:
         """Return limits, with the arguments of the constructor."""
         return cls(**limits)
 
+    def copy(self, **limits: float | None) -> ExecutionResources:
+        """Return these limits with some of them replaced."""
+        return replace(self, **limits)
+
     @property
     def max_feeder_processes(self) -> int | None:
         """The limit on feeder processes; None: no limit."""
@@ -47,7 +51,7 @@ class ExecutionResources:
 
 @dataclass
 class ExecutionOptions:
-    """How datasets are read. Only `resource_limits` and `verbose_progress` have an effect.
+    """How datasets are read. Only `resource_limits` has an effect.
 
     The order of rows is always preserved.
     """

@@ -6,8 +6,7 @@ DuckDB, Dask or Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import columns_of
 from spotfit.data.batches import concat_blocks
+from spotfit.data.group_aggregates import aggregate_groups, sort_groups
 from spotfit.data.row_plan import RowPlan
 from spotfit.data.transforms import BlockFunction, check_columns
 from spotfit.host.memory import read_memory_usage
@@ -150,43 +150,27 @@ def _add_column(result: dict[str, Any], name: str, values: pa.ChunkedArray) -> N
 
 
 def aggregated_table(plan: RowPlan, keys: Sequence[str], aggregates: Sequence[Any]) -> pa.Table:
-    """Return a row for each group with the keys and the aggregates, sorted by the keys."""
+    """Return a row for each group with the keys and the aggregates, sorted by the keys.
+
+    Rows are not held in memory, but the partial results of all groups are.
+    """
     check_columns("groupby()", keys, plan.schema.names)
     needed = columns_of(aggregates)
-    columns = None if needed is None else [*dict.fromkeys([*keys, *needed])]
     if needed is not None:
         check_columns("aggregate()", needed, plan.schema.names)
-    groups = [*grouped_tables(read_table(plan, "groupby()", columns), keys)]
-    firsts = [group.slice(0, 1).select(keys) for group in groups]
-    result = concat_blocks(firsts) if firsts else plan.schema.empty_table().select(keys)
-    for aggregate in aggregates:
-        values = [aggregate.fold([group]) for group in groups]
-        result = result.append_column(aggregate.name, pa.array(values))
-    return result
+    is_count = all(aggregate.get_target_column() is None for aggregate in aggregates)
+    columns = [*dict.fromkeys([*keys, *(needed or ())])] if needed or is_count else None
+    result = aggregate_groups(plan.blocks(columns or None), keys, aggregates)
+    if result is not None:
+        return result
+    names = [*keys, *(aggregate.name for aggregate in aggregates)]
+    empty = plan.schema.empty_table()
+    return pa.table({name: empty.column(name) if name in keys else pa.nulls(0) for name in names})
 
 
 def mapped_groups(plan: RowPlan, keys: Sequence[str], apply: BlockFunction) -> pa.Table:
     """Return the blocks that `apply` returns for each group, sorted by the keys."""
     check_columns("groupby()", keys, plan.schema.names)
-    table = read_table(plan, "map_groups()")
-    results = [apply(group) for group in grouped_tables(table, keys)]
+    groups = sort_groups(read_table(plan, "map_groups()"), keys)
+    results = [apply(group) for group in groups.tables()] if groups.table.num_rows else []
     return concat_blocks(results) if results else plan.schema.empty_table()
-
-
-def grouped_tables(table: pa.Table, keys: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of each group, sorted by the keys; rows of a group keep their order."""
-    if not keys:
-        if table.num_rows:
-            yield table
-        return
-    order = [(key, "ascending") for key in keys]
-    table = table.take(pc.sort_indices(table.select(keys), sort_keys=order)).combine_chunks()
-    is_first = np.zeros(table.num_rows, dtype=np.bool_)
-    is_first[:1] = True
-    for key in keys:
-        codes = table.column(key).combine_chunks().dictionary_encode(null_encoding="encode")
-        numbers = codes.indices.to_numpy(zero_copy_only=False)
-        is_first[1:] |= numbers[1:] != numbers[:-1]
-    bounds = [*np.flatnonzero(is_first).tolist(), table.num_rows]
-    for begin, end in pairwise(bounds):
-        yield table.slice(begin, end - begin)

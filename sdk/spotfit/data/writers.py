@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spotfit.core.errors import AlreadyExistsError, ConfigError
+from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
 from spotfit.data.batches import concat_blocks
 from spotfit.data.file_encoders import Encoder, parquet_encoder
 from spotfit.data.files import FileSet, PathOptions
@@ -24,7 +25,6 @@ from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.tensor_storage import encode_tensors
 from spotfit.data.transforms import check_columns
-from spotfit.host.plugins import require_module
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
 from spotfit.store.filesystem import open_filesystem_store
@@ -306,7 +306,19 @@ def export_to(
             do="Pass path= with the URL of a folder, such as to_dask(path='s3://bucket/folder').",
         )
     if isinstance(library, str):
-        library = require_module(library, extra="data")
+        library = _import_library(library)
     options = WriteOptions(mode=SaveMode.CREATE)
     write_files(open_folder(path), blocks, "parquet", parquet_encoder(), options)
     return getattr(library, reader)(str(path))
+
+
+def _import_library(module: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(
+            f"to_{package}() needs {missing.name!r}, which is not installed.",
+            do=f"Run `pip install {package}` in the environment of this script.",
+            module=missing.name,
+        ) from missing

@@ -146,7 +146,7 @@ def test_functions_of_the_user_are_an_aggregate(by_row: bool) -> None:
         merge=lambda a, b: a + b,
         name="total",
         finalize=lambda value: -value,
-        **(rows if by_row else blocks),  # type: ignore[arg-type]
+        **(rows if by_row else blocks),
     )
     assert fold_all([total], lambda _: BLOCKS) == {"total": -int(FRAME["n"].sum())}
 

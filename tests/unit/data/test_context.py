@@ -57,6 +57,14 @@ def test_absent_and_infinite_limits_do_not_bound(limits: ExecutionResources) -> 
     assert limits.max_prefetch_bytes is None
 
 
+def test_a_limit_may_be_set_where_it_is_as_in_older_scripts() -> None:
+    limits = DataContext.get_current().execution_options.resource_limits
+    limits.cpu = 4
+    assert DataContext.get_current().execution_options.resource_limits.max_feeder_processes == 4
+    assert limits.copy(memory=100).max_prefetch_bytes == 100
+    assert limits.memory is None
+
+
 def test_a_negative_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="cpu=-1"):
         ExecutionOptions(resource_limits=ExecutionResources(cpu=-1)).validate()

@@ -15,6 +15,7 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.data.file_encoders import (
     csv_encoder,
+    image_encoder,
     json_encoder,
     numpy_encoder,
     orc_encoder,
@@ -85,3 +86,11 @@ def test_npy_refuses_values_without_a_common_shape() -> None:
         numpy_encoder("l")(pa.table({"l": [[1], [2, 3]]}))
     with pytest.raises(ConfigError, match="no column 'y'"):
         numpy_encoder("y")(ROWS)
+
+
+def test_images_have_the_values_of_a_column() -> None:
+    image_module = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    body = image_encoder("image", "png")({"image": pixels})
+    assert np.asarray(image_module.open(io.BytesIO(body))).tolist() == pixels.tolist()
+    assert image_encoder("image", "jpg")({"image": pixels})[:2] == b"\xff\xd8"

@@ -14,7 +14,6 @@ from spotfit.data.aggregate import Count, Mean, Sum
 from spotfit.data.relational import (
     JOIN_TYPES,
     aggregated_table,
-    grouped_tables,
     joined_table,
     mapped_groups,
     read_table,
@@ -125,19 +124,6 @@ def test_aggregates_of_groups_are_those_of_pandas() -> None:
     assert table["count()"].to_pylist() == grouped.count().tolist()
     assert table["sum(x)"].to_pylist() == pytest.approx(grouped.sum().tolist())
     assert table["mean(x)"].to_pylist() == pytest.approx(grouped.mean().tolist())
-
-
-def test_groups_of_several_columns_keep_the_order_of_their_rows() -> None:
-    table = pa.table({"a": [1, 0, 1, 0], "b": ["y", "x", None, "x"], "n": [0, 1, 2, 3]})
-    groups = [group["n"].to_pylist() for group in grouped_tables(table, ["a", "b"])]
-    assert groups == [[1, 3], [0], [2]]
-
-
-def test_no_key_is_one_group() -> None:
-    table = pa.table({"a": [1, 2]})
-    assert [group.num_rows for group in grouped_tables(table, [])] == [2]
-    assert list(grouped_tables(table.slice(0, 0), [])) == []
-    assert list(grouped_tables(table.slice(0, 0), ["a"])) == []
 
 
 def test_a_function_gets_each_group() -> None:

@@ -70,7 +70,12 @@ def test_batches_have_the_stated_size() -> None:
 @pytest.mark.parametrize("batch_size", [None, "auto", "default"])
 def test_whole_blocks_are_passed_without_a_size(batch_size: Any) -> None:
     sizes: list[int] = []
-    apply_batches(lambda batch: sizes.append(len(batch["a"])) or batch, batch_size=batch_size)
+
+    def record(batch: dict[str, Any]) -> dict[str, Any]:
+        sizes.append(len(batch["a"]))
+        return batch
+
+    apply_batches(record, batch_size=batch_size)
     assert sizes == [3]
 
 

@@ -129,7 +129,12 @@ def test_shuffled_units_keep_the_order_of_their_rows() -> None:
 
 def test_a_limit_transforms_only_the_rows_that_are_needed() -> None:
     rows: list[int] = []
-    plan = number_plan(10, 10).with_transform(map_rows(lambda row: rows.append(row["id"]) or row))
+
+    def record(row: dict[str, Any]) -> dict[str, Any]:
+        rows.append(row["id"])
+        return row
+
+    plan = number_plan(10, 10).with_transform(map_rows(record))
     blocks = list(ordered_blocks(plan, UNSHUFFLED, limit=3))
     assert [block.num_rows for block in blocks] == [3]
     assert rows == [0, 1, 2]

@@ -13,7 +13,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 
-from spotfit.core.errors import AlreadyExistsError, ConfigError
+from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
 from spotfit.data.dataset import Dataset
 from spotfit.data.file_encoders import parquet_encoder
 from spotfit.data.writers import (
@@ -65,7 +65,7 @@ def test_large_blocks_are_files_of_their_own(
 def test_files_have_the_stated_numbers_of_rows(
     tmp_path: Path, arguments: dict[str, int], expected: list[int]
 ) -> None:
-    keys, counts = write(tmp_path, **arguments)
+    keys, counts = write(tmp_path, BLOCKS, **arguments)
     assert counts == expected
     rows = [value for key in keys for value in pq.read_table(tmp_path / key)["x"].to_pylist()]
     assert rows == list(range(50))
@@ -194,6 +194,13 @@ def test_an_empty_dataset_keeps_its_columns(tmp_path: Path) -> None:
 def test_another_library_reads_what_was_written(tmp_path: Path) -> None:
     frame = export_to("pandas", "read_parquet", tmp_path, BLOCKS)
     assert frame["x"].tolist() == list(range(50))
+
+
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingExtraError, match="no_such_library") as caught:
+        export_to("no_such_library.frames", "read_parquet", tmp_path, BLOCKS)
+    assert "pip install no_such_library" in caught.value.do
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_library_needs_a_place_for_the_files() -> None:
