@@ -53,8 +53,8 @@ def train(config: Config) -> list[float]:
 def interrupt(config: Config, step: int) -> None:
     """Kill rank 2 at the steps of `config`, once each."""
     mark = Path(config["marks"], f"killed-{step}")
-    is_victim = spotfit.get_context().get_world_rank() == 2
-    if step in config.get("kill_at", ()) and is_victim and not mark.exists():
+    is_target = spotfit.get_context().get_world_rank() == 2
+    if step in config.get("kill_at", ()) and is_target and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -34,7 +34,7 @@ def shuffled_rows() -> spotfit.data.Dataset:
 
 
 def train(config: Config) -> None:
-    """Save the rows of all steps with each step; a few steps are left to the next lives."""
+    """Save the rows of all steps with each step; after a kill the next round continues."""
     me = spotfit.get_context()
     before, first_epoch = records_before()
     rows: list[Record] = before if me.get_world_rank() == 0 else []
@@ -80,13 +80,13 @@ def interrupt(config: Config) -> None:
     and two continue slowly, so that the group grows again within the epoch.
     """
     me = spotfit.get_context()
-    is_victim = me.get_world_rank() == me.get_world_size() - 1
+    is_last_rank = me.get_world_rank() == me.get_world_size() - 1
     kills = Path(config["marks"], "kills")
     count = len(kills.read_text()) if kills.exists() else 0
     position = spotfit.get_dataset_shard("train").position
     if position.consumed < 3 * GLOBAL_BATCH or position.epoch > 0:
         return
-    if is_victim and count < config.get("kills", 0):
+    if is_last_rank and count < config.get("kills", 0):
         kills.write_text("x" * (count + 1))
         os.kill(os.getpid(), signal.SIGKILL)
     if config.get("resizes"):
@@ -167,8 +167,8 @@ def test_every_worker_reads_a_dataset_that_is_not_split(cloud: LiveTestCloud) ->
 
 
 def test_an_unknown_dataset_is_a_key_error_of_the_worker(cloud: LiveTestCloud) -> None:
-    def ask() -> None:
+    def read() -> None:
         spotfit.get_dataset_shard("trian")
 
     with pytest.raises(spotfit.WorkerGroupError, match="Did you mean 'train'"):
-        cloud.fit(ask, workers=1, datasets={"train": shuffled_rows()})
+        cloud.fit(read, workers=1, datasets={"train": shuffled_rows()})

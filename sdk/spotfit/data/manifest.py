@@ -64,10 +64,10 @@ class Manifest:
         """Encoded size of the rows of each unit; of a slice, in proportion to its rows."""
         sizes = np.zeros(self.unit_count, dtype=np.int64)
         for index, units in enumerate(self.source_units):
-            mine = self.unit_sources == index
-            indices = self.unit_indices[mine]
+            of_source = self.unit_sources == index
+            indices = self.unit_indices[of_source]
             whole_rows = np.maximum(units.unit_rows[indices], 1)
-            sizes[mine] = units.unit_bytes[indices] * self.unit_rows[mine] // whole_rows
+            sizes[of_source] = units.unit_bytes[indices] * self.unit_rows[of_source] // whole_rows
         return int_array(sizes)
 
     @cached_property

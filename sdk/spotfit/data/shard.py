@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _WINDOWS_BYTES = 64 * 2**20
 """Encoded size of the windows that one rank holds by default, in an order with shuffled rows."""
 _MIN_SLICE_ROWS = 8
-"""Transforms get at least so many rows at a time."""
+"""The least number of rows that transforms get at a time."""
 MANIFEST_DIGITS = 16
 """Digits of the manifest's hash in a position: enough to notice that files have changed."""
 

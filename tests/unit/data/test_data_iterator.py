@@ -85,7 +85,7 @@ def test_an_unknown_format_is_rejected_by_the_call() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
-def test_a_batch_counts_when_the_next_one_is_asked_for(prefetch: int) -> None:
+def test_a_batch_counts_when_the_next_one_is_requested(prefetch: int) -> None:
     iterator = shard_of(12, 0)
     batches = iter(iterator.iter_batches(batch_size=2, prefetch_batches=prefetch))
     seen = []

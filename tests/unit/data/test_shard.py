@@ -28,7 +28,7 @@ def take_batches(position: ShardPosition, count: int) -> None:
     this_pass.end(is_exhausted=False)
 
 
-def test_a_batch_counts_when_the_next_one_is_asked_for() -> None:
+def test_a_batch_counts_when_the_next_one_is_requested() -> None:
     position = make_position()
     this_pass = position.begin_pass(STEP)
     this_pass.record_yielded(STEP)
@@ -105,17 +105,17 @@ def test_a_position_at_the_end_of_an_epoch_resumes_with_an_empty_pass() -> None:
     assert (position.epoch, position.consumed) == (1, 0)
 
 
-def test_the_first_pass_asks_for_the_position_to_resume() -> None:
-    asked: list[str] = []
+def test_the_first_pass_reads_the_position_to_resume() -> None:
+    reads: list[str] = []
 
     def restore() -> dict[str, object]:
-        asked.append("restore")
+        reads.append("restore")
         return _state_at(2 * STEP)
 
     position = ShardPosition(spotfit.data.range(ROWS), ShardGroup(), restore=restore)
     assert position.begin_pass(STEP).first_row == 2 * STEP
     position.begin_pass(STEP)
-    assert asked == ["restore"]
+    assert reads == ["restore"]
 
 
 def test_a_position_within_an_epoch_of_other_rows_is_refused() -> None:

@@ -95,7 +95,7 @@ class StoredTableSource:
         if hashlib.sha256(body).hexdigest() != self.sha256:
             raise IntegrityError(
                 f"The rows of a dataset in {self.url}/{self.key} were modified.",
-                do="Start the run again from the client: it writes the rows anew once the object "
+                do="Start the run again from the client: it writes the rows again once the object "
                 "is deleted.",
             )
         return pa.ipc.open_file(pa.py_buffer(body)).read_all()
