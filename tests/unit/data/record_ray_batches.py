@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import ray  # type: ignore[import-not-found]
-import ray.data  # type: ignore[import-not-found]
+import ray
+import ray.data
 
 from tests.unit.data.batch_cases import (
     METHODS,
