@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -292,6 +293,8 @@ def _flat_array(values: NumpyArray) -> pa.Array:
 def _nested_lists(values: NumpyArray) -> pa.Array:
     """Return an array that cannot be a tensor of Arrow as lists, one level per dimension."""
     if values.dtype == object:
+        if values.size and all(isinstance(value, Real) for value in values.flat):
+            return _array_from(np.array(values.tolist()))
         return pa.array([_to_python(row) for row in values])
     lists = _array_from(values.reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):

@@ -114,6 +114,51 @@ def _nested_columns() -> dict[str, pa.Array]:
     }
 
 
+def outputs() -> dict[str, Any]:
+    """Return values of a column for `ROWS` rows, as functions of `map_batches` return them."""
+    numbers = np.arange(ROWS)
+    images = [np.full((height, 2, 3), height, np.uint8) for height in (1, 2, 1, 2, 1)]
+    return {
+        "array": numbers.astype(np.float32),
+        "array of another byte order": numbers.astype(">i4"),
+        "array of booleans": numbers % 2 == 0,
+        "array of text": numbers.astype(str),
+        "array of times": np.array(_TIMES, "datetime64[us]"),
+        "array with dimensions": np.arange(ROWS * 6).reshape(ROWS, 2, 3),
+        "array of booleans with dimensions": np.arange(ROWS * 2).reshape(ROWS, 2) > 3,
+        "array of objects": np.array(["a", None, "b", "c", "d"], object),
+        "array of arrays": np.array([np.zeros(2), np.ones(2), *np.zeros((3, 2))], object),
+        "tensor": torch.arange(ROWS * 2).reshape(ROWS, 2),
+        "series": pd.Series(numbers, index=list("abcde")),
+        "list": [0, 1, 2, 3, 4],
+        "list of floats": [0.5, 1, 2, 3, 4],
+        "list with None": [0, None, 2, 3, 4],
+        "list of NumPy numbers": list(numbers.astype(np.float32)),
+        "list of text": ["a", "b", "", "é", "long"],
+        "list of bytes": [b"a", b"b", b"", b"\0", b"long"],
+        "list of times": _TIMES,
+        "list of arrays": list(np.arange(ROWS * 2, dtype=np.float32).reshape(ROWS, 2)),
+        "list of tensors": list(torch.arange(ROWS * 2).reshape(ROWS, 2)),
+        "list of arrays of different shapes": [np.zeros(n, np.int16) for n in range(ROWS)],
+        "list of images of different shapes": images,
+        "list of lists": [[1], [2, 3], [], [4], [5]],
+        "list of lists of equal lengths": [[n, 1] for n in range(ROWS)],
+        "list of tuples": [(n, 1) for n in range(ROWS)],
+        "list of dictionaries": [{"a": n} for n in range(ROWS)],
+        "list of objects": [{"a": 1}, 2, "x", None, (1, "b")],
+        "tuple": (0, 1, 2, 3, 4),
+        "number": 3,
+        "text": "abcde",
+        "dictionary": {"a": 1},
+        "None": None,
+    }
+
+
+def output_call(value: Any) -> Call:
+    """Return the call that maps all rows of a dataset to a column, and reads it."""
+    return lambda dataset: dataset.map_batches(lambda _: {"c": value}).iter_batches(batch_size=None)
+
+
 def numbers_table() -> pa.Table:
     """Return the table of the calls in `argument_calls`: seven rows of an integer and a float."""
     ids = np.arange(7)

@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import ray  # type: ignore[import-not-found]
-import ray.data  # type: ignore[import-not-found]
+import ray
+import ray.data
 
 from tests.unit.data.batch_cases import (
     METHODS,
+    ROWS,
     argument_calls,
     column_calls,
     columns,
     jax_calls,
     numbers_table,
+    output_call,
+    outputs,
     parameters,
     tensorflow_calls,
     tensorflow_column_calls,
@@ -50,6 +53,10 @@ def main() -> None:
         for column, array in columns().items()
         for name, call in (column_calls() | tensorflow_column_calls()).items()
     }
+    for name, value in outputs().items():
+        recorded[f"output: {name}"] = result(
+            output_call(value), ray.data.range(ROWS, override_num_blocks=1)
+        )
     table = numbers_table()
     for name, call in argument_calls(ray.data.collate_fn).items():
         recorded[name] = result(call, ray.data.from_arrow(table).iterator())

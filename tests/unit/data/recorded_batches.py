@@ -16,12 +16,12 @@ from tests.unit.data.batch_cases import Call, result_of
 RECORDED = json.loads(Path(__file__).with_name("ray_batches.json").read_text())
 
 
-def is_as_in_ray(name: str, table: pa.Table, call: Call) -> bool:
-    """Return whether a call has the result that is recorded for Ray.
+def is_as_in_ray(name: str, argument: Any, call: Call) -> bool:
+    """Return whether a call with an iterator or a dataset has the result that is recorded for Ray.
 
     An error may have more built-in base classes than that of Ray.
     """
-    result = json.loads(json.dumps(result_of(call, iterator_of(table))))
+    result = json.loads(json.dumps(result_of(call, argument)))
     return _matches(result, RECORDED["cases"][name])
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+import spotfit.data
 from spotfit.data import collate_fn
 from spotfit.data.data_iterator import DataIterator
 from tests.unit.data.batch_cases import (
     METHODS,
+    ROWS,
     Call,
     argument_calls,
     column_calls,
     columns,
     numbers_table,
+    output_call,
+    outputs,
     parameters,
 )
-from tests.unit.data.recorded_batches import RECORDED, is_as_in_ray
+from tests.unit.data.recorded_batches import RECORDED, is_as_in_ray, iterator_of
 
 CASES: dict[str, tuple[pa.Table, Call]] = {
     f"{column}: {name}": (pa.table({"c": array}), call)
@@ -24,8 +28,11 @@ CASES: dict[str, tuple[pa.Table, Call]] = {
     for name, call in column_calls().items()
 } | {name: (numbers_table(), call) for name, call in argument_calls(collate_fn).items()}
 
+OUTPUTS = {f"output: {name}": value for name, value in outputs().items()}
+
 # docs/guides/data_batches.md lists them for users.
 FIXED = "rows of fixed-size lists are the rows of an array; Ray has an array of arrays"
+RETURNED = "a column that a function may return, too"
 RECTANGULAR = "lists of lists of equal lengths are an array with two dimensions"
 EARLY = "raised by the call instead of the first iteration"
 DIFFERENCES = {
@@ -44,17 +51,25 @@ DIFFERENCES = {
     "dtypes of some columns": "other columns keep their types; Ray raises KeyError",
     "dtypes of an unknown column": "an error; Ray ignores it",
     "to_torch, dtypes of one list": EARLY,
+    "output: array of another byte order": "an array of numbers; Ray has one of objects",
+    "output: tuple": RETURNED,
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_result_of_ray(name: str) -> None:
     table, call = CASES[name]
-    assert is_as_in_ray(name, table, call) == (name not in DIFFERENCES)
+    assert is_as_in_ray(name, iterator_of(table), call) == (name not in DIFFERENCES)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_returned_column_has_the_type_of_ray(name: str) -> None:
+    is_equal = is_as_in_ray(name, spotfit.data.range(ROWS), output_call(OUTPUTS[name]))
+    assert is_equal == (name not in DIFFERENCES)
 
 
 def test_every_difference_is_a_case() -> None:
-    assert set(DIFFERENCES) <= set(CASES)
+    assert set(DIFFERENCES) <= {*CASES, *OUTPUTS}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -137,6 +137,11 @@ def test_an_array_that_cannot_be_a_tensor_becomes_lists(values: Any) -> None:
     assert python_values(rows) == python_values(values)
 
 
+def test_an_array_of_numbers_as_objects_is_a_tensor() -> None:
+    column = column_from_values(np.array([[1, 2.5], [True, 4]], object), name="x")
+    assert column.type == pa.fixed_shape_tensor(pa.float64(), [2])
+
+
 def test_images_of_different_sizes_keep_their_type_and_shape() -> None:
     images = [np.full((height, height + 1, 3), height, np.uint8) for height in (2, 1, 4)]
     rows = column_to_numpy(column_from_values(images, name="image"))

@@ -28,7 +28,7 @@ def test_the_tests_have_two_devices() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_result_of_ray(name: str) -> None:
-    assert is_as_in_ray(name, numbers_table(), CASES[name])
+    assert is_as_in_ray(name, iterator_of(numbers_table()), CASES[name])
 
 
 def test_the_rows_are_divided_between_the_devices() -> None:

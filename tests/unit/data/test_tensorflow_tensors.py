@@ -35,7 +35,8 @@ DIFFERENCES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_result_of_ray(name: str) -> None:
-    assert is_as_in_ray(name, *CASES[name]) == (name not in DIFFERENCES)
+    table, call = CASES[name]
+    assert is_as_in_ray(name, iterator_of(table), call) == (name not in DIFFERENCES)
 
 
 def test_the_type_of_a_tensor_has_its_shape() -> None:
