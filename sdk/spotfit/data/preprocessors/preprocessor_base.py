@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
+from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError
 from spotfit.data.batches import to_batch, to_block
 from spotfit.data.dataset import Dataset
@@ -392,7 +393,7 @@ class PreprocessorTransform:
 
     @cached_property
     def identity(self) -> str:
-        """Class and digest of parameters and statistics; of the user's code, its representation."""
+        """Class and digest of parameters, statistics and code."""
         return f"{self.name} {preprocessor_digest(self.preprocessor)}"
 
     def bind(self) -> BlockFunction:
@@ -416,12 +417,31 @@ class KnownColumnsTransform(PreprocessorTransform):
 
 
 def preprocessor_digest(preprocessor: Preprocessor) -> str:
-    """Return a hexadecimal SHA-256 of what determines the result, as far as it is known."""
+    """Return a hexadecimal SHA-256 of what determines the result: data, and the user's code.
+
+    It is equal in every process, and objects of the user count by their class only.
+    """
     try:
         content = preprocessor.to_json()
     except ConfigError:
-        content = f"{preprocessor!r} {preprocessor.stats_!r}"
+        content = _fingerprint_code(preprocessor)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _fingerprint_code(preprocessor: Preprocessor) -> str:
+    if isinstance(preprocessor, ArrowPreprocessor):
+        values = preprocessor.parameters()
+    else:
+        values = vars(preprocessor)
+    texts = [f"{name}={_fingerprint(value)}" for name, value in values.items()]
+    stats = stable_repr(getattr(preprocessor, "stats_", {}))
+    return f"{fingerprint_definition(type(preprocessor))} {texts} {stats}"
+
+
+def _fingerprint(value: Any) -> str:
+    if isinstance(value, Preprocessor):
+        return preprocessor_digest(value)
+    return fingerprint_function(value) if callable(value) else stable_repr(value)
 
 
 def fold_dataset(statistics: Iterable[Statistic], ds: Dataset) -> dict[Statistic, Any]:

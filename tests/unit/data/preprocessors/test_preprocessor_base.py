@@ -26,7 +26,10 @@ from spotfit.data.preprocessors import (
     StandardScaler,
     Tokenizer,
 )
-from spotfit.data.preprocessors.preprocessor_base import PreprocessorTransform
+from spotfit.data.preprocessors.preprocessor_base import (
+    PreprocessorTransform,
+    preprocessor_digest,
+)
 from tests.house.tree import ROOT
 from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 
@@ -252,6 +255,25 @@ def test_the_identity_changes_with_the_statistics() -> None:
     )
     assert first.identity == same.identity != other.identity
     assert first.name == "StandardScaler.transform"
+
+
+def splitter(separator: str) -> Any:
+    return lambda text: text.split(separator)
+
+
+@pytest.mark.parametrize(
+    ("first", "equal", "other"),
+    [
+        tuple(Tokenizer(["t"], splitter(one)) for one in ("-", "-", "+")),
+        tuple(Chain(Tokenizer(["t"], splitter(one))) for one in ("-", "-", "+")),
+        (Doubler(), Doubler(), Shift()),
+    ],
+)
+def test_the_digest_is_that_of_the_code(
+    first: Preprocessor, equal: Preprocessor, other: Preprocessor
+) -> None:
+    digests = [preprocessor_digest(one) for one in (first, equal, other)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_transformed_dataset_can_be_pickled() -> None:
