@@ -1,7 +1,7 @@
 """A dataset that is read from Parquet trains a model while workers are killed.
 
 Handwritten digits are written to a directory as Parquet, shuffled in every epoch, and augmented by
-random noise. Four workers share the rows; one of them is killed twice. The run continues at the
+random noise. Two workers share the rows; one of them is killed twice. The run continues at the
 next row each time, and ends with the weights of a run without failures.
 """
 
@@ -48,7 +48,7 @@ def train(config: dict[str, Any]) -> list[float]:
 
 def kill_a_worker(steps: list[int], step: int) -> None:
     mark = FOLDER / f"killed at {step}"
-    if step in steps and spotfit.get_context().get_world_rank() == 3 and not mark.exists():
+    if step in steps and spotfit.get_context().get_world_rank() == 1 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -58,7 +58,7 @@ def fit(name: str, kill_at: list[int], dataset: spotfit.data.Dataset) -> spotfit
         train,
         train_loop_config={"kill_at": kill_at},
         datasets={"train": dataset},
-        scaling_config=spotfit.ScalingConfig(num_workers=4),
+        scaling_config=spotfit.ScalingConfig(num_workers=2),
         run_config=spotfit.RunConfig(
             name=name,
             storage_path=str(FOLDER / "runs"),

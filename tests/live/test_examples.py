@@ -16,6 +16,7 @@ EXPECTED_OUTPUT = {
     "04_any_cloud.py": "local: 60 steps, total 1770",
     "04_any_cloud.py sim://aws_batch": "sim://aws_batch: 60 steps, total 1770",
     "predict_digits.py": "36 shards, 1797 rows, 100% correct\nthe exported program agrees: True",
+    "dataset_digits.py": "2 kills; equal weights: True",
     "03_shard_and_reshard.py": "three workers: {'from': 30, 'to': 60",
 }
 
