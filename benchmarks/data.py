@@ -30,7 +30,6 @@ SIDES = {
     "dataloader": "data",
     "ray": "data-ray",
     "huggingface": "data-huggingface",
-    "streaming": "data-streaming",
 }
 """The environment of each side."""
 LIMIT_S = 600.0
@@ -92,13 +91,11 @@ def run(side: str, name: str) -> Reading:
 
 
 def create_set(name: str) -> Path:
-    """Return the folder of a data set; Pillow and the seed are those of the first environment."""
+    """Return the folder of a data set, which is written on the first call."""
     folder = peers.BENCH / "data"
     if not (folder / name).exists():
-        code = f"from benchmarks import data_sets; from pathlib import Path; data_sets.create({name!r}, Path({str(folder)!r}))"
-        environment = {**os.environ, "PYTHONPATH": str(peers.ROOT)}
-        python = str(peers.python_of("data"))
-        subprocess.run([python, "-c", code], check=True, env=environment)
+        program = str(peers.ROOT / "benchmarks" / "data_sets.py")
+        subprocess.run([str(peers.python_of("data")), program, name, str(folder)], check=True)
     return folder / name
 
 
@@ -220,7 +217,7 @@ _COLUMNS = {
 
 def _cell(compared: dict[str, float], scale: float) -> str:
     ours, theirs = compared["spotfit"] * scale, compared["peer"] * scale
-    return f"{ours:,.3g} / {theirs:,.3g}: {compared['ratio']:.1f}× ({compared['lower']:.1f})"
+    return f"{ours:,.3g} / {theirs:,.3g}: {compared['ratio']:.1f}x ({compared['lower']:.1f})"
 
 
 def main() -> None:

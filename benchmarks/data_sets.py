@@ -7,13 +7,14 @@
 
 import io
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image  # type: ignore[import-not-found]
 
 FILES = 8
 SEED = 20_261_126
@@ -84,3 +85,6 @@ _TABLES: dict[str, Callable[[np.random.Generator, range], pa.Table]] = {
     "text": _text,
     "images": _images,
 }
+
+if __name__ == "__main__":
+    create(sys.argv[1], Path(sys.argv[2]))

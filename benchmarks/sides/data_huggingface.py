@@ -8,7 +8,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from datasets import load_dataset
+from datasets import load_dataset  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader
 
 from benchmarks.sides import data_reading
@@ -25,9 +25,7 @@ def decode(row: dict[str, Any]) -> dict[str, Any]:
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     if "tokens" in rows[0]:
         return {"tokens": data_reading.pad([row["tokens"] for row in rows])}
-    return {
-        name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]
-    }
+    return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
 
 
 def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -40,9 +38,7 @@ def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.
         # Lists of pixels would take most of the time.
         dataset = dataset.map(decode, remove_columns=["jpeg"])
     dataset = dataset.with_format("numpy" if name != "images" else None)
-    yield from DataLoader(
-        dataset, batch_size=batch_rows, num_workers=WORKERS, collate_fn=collate
-    )
+    yield from DataLoader(dataset, batch_size=batch_rows, num_workers=WORKERS, collate_fn=collate)
 
 
 if __name__ == "__main__":

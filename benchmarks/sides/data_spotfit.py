@@ -1,56 +1,37 @@
-"""`data.py` with spotfit.data, shuffled rows in windows; one process, rank 0 of 1."""
+"""`data.py` with spotfit.data: rows shuffled in windows, batches of tensors, one process."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import pyarrow as pa
+import numpy as np
 import torch
 
 from benchmarks.sides import data_reading
-from spotfit import data
-from spotfit.data.batches import to_batch
-from spotfit.data.loader import RankReader
-from spotfit.data.order import OrderSettings
-from spotfit.data.torch_tensors import to_tensors
+from spotfit.data import Dataset, read_parquet
 
-LANES = 4
-WINDOW_ROWS = {"tables": 2_500, "text": 1_000, "images": 200}
 COLUMNS = {"tables": ["x", "label"], "text": ["tokens"], "images": ["jpeg", "label"]}
 
 
-class Decode:
-    """Decodes the images of a block."""
-
-    name = identity = "decode"
-    runs_user_code = True
-
-    def bind(self) -> Callable[[pa.Table], pa.Table]:
-        return decode_block
+def decode(batch: dict[str, Any]) -> dict[str, Any]:
+    images = np.stack([data_reading.decode(jpeg) for jpeg in batch["jpeg"]])
+    return {"image": images, "label": batch["label"]}
 
 
-def decode_block(block: pa.Table) -> pa.Table:
-    import numpy as np
-
-    images = np.stack([data_reading.decode(jpeg.as_py()) for jpeg in block["jpeg"]])
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
-    return pa.table({"image": tensors, "label": block["label"]})
+def pad(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {"tokens": data_reading.pad(batch["tokens"])}
 
 
 def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    dataset: Any = data.read_parquet(str(folder), columns=COLUMNS[name])
+    dataset: Dataset = read_parquet(str(folder), columns=COLUMNS[name]).random_shuffle(seed=1)
     if name == "images":
-        dataset = dataset.with_transform(Decode())
-    settings = OrderSettings(1, LANES, WINDOW_ROWS[name], "rows", max(batch_rows // LANES, 8))
-    for block in RankReader(dataset, settings).steps(batch_rows):
-        batch = to_batch(block)
-        if name == "text":
-            yield {"tokens": data_reading.pad(batch["tokens"])}
-        else:
-            yield to_tensors(batch)
+        dataset = dataset.map_batches(decode)
+    yield from dataset.iter_torch_batches(
+        batch_size=batch_rows, collate_fn=pad if name == "text" else None
+    )
 
 
 if __name__ == "__main__":
