@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from spotfit.data.schema import Schema as Schema
     from spotfit.data.source import Source as Source
     from spotfit.data.summary import DatasetSummary as DatasetSummary
+    from spotfit.data.table_readers import read_delta as read_delta
+    from spotfit.data.table_readers import read_iceberg as read_iceberg
+    from spotfit.data.table_readers import read_lance as read_lance
     from spotfit.data.writers import SaveMode as SaveMode
 
 _MODULES = {
@@ -79,6 +82,9 @@ _MODULES = {
     "range_tensor": "spotfit.data.readers",
     "read_binary_files": "spotfit.data.file_readers",
     "read_csv": "spotfit.data.file_readers",
+    "read_delta": "spotfit.data.table_readers",
+    "read_iceberg": "spotfit.data.table_readers",
+    "read_lance": "spotfit.data.table_readers",
     "read_images": "spotfit.data.file_readers",
     "read_json": "spotfit.data.file_readers",
     "read_numpy": "spotfit.data.file_readers",
@@ -119,8 +125,11 @@ __all__ = [
     "range_tensor",
     "read_binary_files",
     "read_csv",
+    "read_delta",
+    "read_iceberg",
     "read_images",
     "read_json",
+    "read_lance",
     "read_numpy",
     "read_parquet",
     "read_text",
