@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_images as read_images
     from spotfit.data.file_readers import read_json as read_json
     from spotfit.data.file_readers import read_numpy as read_numpy
+    from spotfit.data.file_readers import read_orc as read_orc
     from spotfit.data.file_readers import read_parquet as read_parquet
     from spotfit.data.file_readers import read_text as read_text
     from spotfit.data.file_readers import read_tfrecords as read_tfrecords
@@ -88,10 +89,44 @@ _MODULES = {
     "read_images": "spotfit.data.file_readers",
     "read_json": "spotfit.data.file_readers",
     "read_numpy": "spotfit.data.file_readers",
+    "read_orc": "spotfit.data.file_readers",
     "read_parquet": "spotfit.data.file_readers",
     "read_text": "spotfit.data.file_readers",
     "read_tfrecords": "spotfit.data.file_readers",
     "read_webdataset": "spotfit.data.file_readers",
+    # Those that raise an error with the alternative.
+    **dict.fromkeys(
+        (
+            "from_arrow_refs",
+            "from_blocks",
+            "from_daft",
+            "from_dask",
+            "from_mars",
+            "from_modin",
+            "from_numpy_refs",
+            "from_pandas_refs",
+            "from_spark",
+            "from_tf",
+            "read_audio",
+            "read_avro",
+            "read_bigquery",
+            "read_clickhouse",
+            "read_databricks_tables",
+            "read_datasource",
+            "read_delta_sharing_tables",
+            "read_hudi",
+            "read_kafka",
+            "read_lerobot",
+            "read_mcap",
+            "read_mongo",
+            "read_snowflake",
+            "read_sql",
+            "read_unity_catalog",
+            "read_videos",
+            "read_zarr",
+        ),
+        "spotfit.data.refused_readers",
+    ),
 }
 
 __all__ = [
@@ -131,6 +166,7 @@ __all__ = [
     "read_json",
     "read_lance",
     "read_numpy",
+    "read_orc",
     "read_parquet",
     "read_text",
     "read_tfrecords",
