@@ -17,6 +17,9 @@ MAX_UNTESTED_BODY_LINES = 12  # smaller modules are covered by the tests of thei
 
 TESTED_ELSEWHERE: dict[str, str] = {
     "sdk/spotfit/core/errors.py": "tests/house/test_errors_pickle.py",
+    # With tables that their own libraries write.
+    "sdk/spotfit/data/sources/lance_tables.py": "tests/frameworks/test_data_tables.py",
+    "sdk/spotfit/data/sources/table_files.py": "tests/frameworks/test_data_tables.py",
     # With the real loops of Lightning.
     "sdk/spotfit/lightning/fit_checkpointer.py": "tests/frameworks/test_lightning.py",
     "sdk/spotfit/lightning/logged_values.py": "tests/frameworks/test_lightning.py",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_images as read_images
     from spotfit.data.file_readers import read_json as read_json
     from spotfit.data.file_readers import read_numpy as read_numpy
+    from spotfit.data.file_readers import read_orc as read_orc
     from spotfit.data.file_readers import read_parquet as read_parquet
     from spotfit.data.file_readers import read_text as read_text
     from spotfit.data.file_readers import read_tfrecords as read_tfrecords
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from spotfit.data.schema import Schema as Schema
     from spotfit.data.source import Source as Source
     from spotfit.data.summary import DatasetSummary as DatasetSummary
+    from spotfit.data.table_readers import read_delta as read_delta
+    from spotfit.data.table_readers import read_iceberg as read_iceberg
+    from spotfit.data.table_readers import read_lance as read_lance
     from spotfit.data.writers import SaveMode as SaveMode
 
 _MODULES = {
@@ -79,13 +83,50 @@ _MODULES = {
     "range_tensor": "spotfit.data.readers",
     "read_binary_files": "spotfit.data.file_readers",
     "read_csv": "spotfit.data.file_readers",
+    "read_delta": "spotfit.data.table_readers",
+    "read_iceberg": "spotfit.data.table_readers",
+    "read_lance": "spotfit.data.table_readers",
     "read_images": "spotfit.data.file_readers",
     "read_json": "spotfit.data.file_readers",
     "read_numpy": "spotfit.data.file_readers",
+    "read_orc": "spotfit.data.file_readers",
     "read_parquet": "spotfit.data.file_readers",
     "read_text": "spotfit.data.file_readers",
     "read_tfrecords": "spotfit.data.file_readers",
     "read_webdataset": "spotfit.data.file_readers",
+    # Those that raise an error with the alternative.
+    **dict.fromkeys(
+        (
+            "from_arrow_refs",
+            "from_blocks",
+            "from_daft",
+            "from_dask",
+            "from_mars",
+            "from_modin",
+            "from_numpy_refs",
+            "from_pandas_refs",
+            "from_spark",
+            "from_tf",
+            "read_audio",
+            "read_avro",
+            "read_bigquery",
+            "read_clickhouse",
+            "read_databricks_tables",
+            "read_datasource",
+            "read_delta_sharing_tables",
+            "read_hudi",
+            "read_kafka",
+            "read_lerobot",
+            "read_mcap",
+            "read_mongo",
+            "read_snowflake",
+            "read_sql",
+            "read_unity_catalog",
+            "read_videos",
+            "read_zarr",
+        ),
+        "spotfit.data.refused_readers",
+    ),
 }
 
 __all__ = [
@@ -119,9 +160,13 @@ __all__ = [
     "range_tensor",
     "read_binary_files",
     "read_csv",
+    "read_delta",
+    "read_iceberg",
     "read_images",
     "read_json",
+    "read_lance",
     "read_numpy",
+    "read_orc",
     "read_parquet",
     "read_text",
     "read_tfrecords",

@@ -17,7 +17,7 @@ from spotfit.data.batch_passes import (
 )
 from spotfit.data.batches import BatchFormat, check_batch_format, concat_blocks, to_batch
 from spotfit.data.collate_fn import CollateFn, collated_format
-from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.row_functions import block_rows
 from spotfit.data.schema import Schema
 from spotfit.data.shard import ShardPosition
 from spotfit.data.shard_reader import ShardReader
@@ -347,13 +347,5 @@ class _Iterable:
 
 
 def _rows(block: pa.Table) -> Iterator[dict[str, Any]]:
-    tensors = [
-        name
-        for name, kind in zip(block.column_names, block.schema.types, strict=True)
-        if isinstance(kind, pa.FixedShapeTensorType)
-    ]
     for first in range(0, block.num_rows, _ROWS_AT_A_TIME):
-        part = block.slice(first, _ROWS_AT_A_TIME)
-        arrays = {name: column_to_numpy(part[name]) for name in tensors}
-        for index, row in enumerate(part.to_pylist()):
-            yield row | {name: array[index] for name, array in arrays.items()}
+        yield from block_rows(block.slice(first, _ROWS_AT_A_TIME))

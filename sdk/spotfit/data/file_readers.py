@@ -30,6 +30,7 @@ from spotfit.data.sources.images import COLUMN, DecodeImages, find_image_mode
 from spotfit.data.sources.json_files import JsonFormat
 from spotfit.data.sources.line_files import LineFormat
 from spotfit.data.sources.numpy_files import NumpyFormat
+from spotfit.data.sources.orc import OrcFormat
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.sources.text_files import TextParser
 from spotfit.data.sources.tfrecords import TfRecordFormat
@@ -90,6 +91,11 @@ _WEBDATASET_REMEDIES = {
     "expand_json": "Take the fields of the column in map().",
 }
 _COMPRESSED = ("", ".gz", ".br", ".zst", ".lz4", ".bz2")
+
+
+def read_orc(paths: Paths, **options: Unpack[FileOptions]) -> Dataset:
+    """Return the dataset of ORC files; a unit is a stripe."""
+    return read_files("read_orc", paths, OrcFormat(), options, extensions=["orc"])
 
 
 def read_csv(

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ARROW_TYPES: Mapping[type, pa.DataType] = {
     str: pa.string(),
     int: pa.int64(),
@@ -80,6 +81,8 @@ class Partitioning:
 
     def _to_scalar(self, name: str, text: str, path: str) -> pa.Scalar:
         kind = self.field_types.get(name, str)
+        if text == _NULL and self.style == "hive":
+            return pa.scalar(None, _ARROW_TYPES[kind])
         try:
             value = text.lower() in ("true", "1") if kind is bool else kind(text)
         except ValueError as error:

@@ -48,3 +48,8 @@ def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
 def test_a_filter_keeps_paths_by_their_values() -> None:
     kept = PathPartitionFilter.of(lambda row: row["year"] > "2023")
     assert kept(["year=2023/a", "year=2024/b"]) == ["year=2024/b"]
+
+
+def test_the_name_of_missing_values_is_null() -> None:
+    found = values(Partitioning(field_types={"a": int}), "a=__HIVE_DEFAULT_PARTITION__/file")
+    assert found == {"a": None}

@@ -25,6 +25,8 @@ _TRAILER_BYTES = 8
 """Length of the footer and magic number."""
 _MAX_GAP_BYTES = 2**20
 """Chunks of columns that are closer are read by one request: 1 MiB takes as long as a request."""
+_PADDING_BYTES = 100
+"""Old versions of parquet-mr state chunks as too short by up to this length (PARQUET-816)."""
 _FOOTER_CACHE_BYTES = 32 * 2**20
 
 TensorColumns = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -44,10 +46,11 @@ class ParquetFormat:
 
     def inspect(self, file: OpenFile) -> FileContent:
         """Return columns and row groups from the footer."""
-        footer = _load_footer(file)
-        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+        footer = _footers.get(file)
+        metadata = footer.metadata
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         return FileContent(
-            self._decoded_schema(footer.schema.to_arrow_schema()),
+            self._decoded_schema(footer.schema),
             [
                 FileUnit(index, group.num_rows, _compressed_bytes(group))
                 for index, group in enumerate(groups)
@@ -57,13 +60,12 @@ class ParquetFormat:
     def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
         """Fetch the column chunks of a row group and decode them."""
         footer = _footers.get(file)
-        stored = footer.schema.to_arrow_schema()
-        names = [name for name in stored.names if name in schema.names]
-        ranges = _merge(_chunk_ranges(footer.row_group(unit.position), stored, names))
+        names = [name for name in schema.names if name in footer.leaves]
+        ranges = _merge(footer.chunk_ranges(unit.position, names), file.size_bytes)
         fetched = _FetchedRanges(
             file.size_bytes, [(start, file.read(start, end - start)) for start, end in ranges]
         )
-        reader = pq.ParquetFile(pa.PythonFile(fetched, "r"), metadata=footer)
+        reader = pq.ParquetFile(pa.PythonFile(fetched, "r"), metadata=footer.metadata)
         table = reader.read_row_group(unit.position, columns=names, use_threads=False)
         return self._decode(table, file)
 
@@ -95,7 +97,37 @@ class ParquetFormat:
 # --- footers --------------------------------------------------------------------------------------
 
 
-def _load_footer(file: OpenFile) -> pq.FileMetaData:
+class _Range(NamedTuple):
+    start: int
+    end: int
+
+
+class _Footer:
+    """The footer of a file, with what is derived from it."""
+
+    def __init__(self, metadata: pq.FileMetaData) -> None:
+        self.metadata = metadata
+        self.schema: pa.Schema = metadata.schema.to_arrow_schema()
+        self.leaves: dict[str, range] = {}
+        """The indices of the column chunks of each column, which may be nested."""
+        first = 0
+        for one in self.schema:
+            self.leaves[one.name] = range(first, first + _leaf_count(one.type))
+            first = self.leaves[one.name].stop
+
+    def chunk_ranges(self, row_group: int, names: Sequence[str]) -> Iterator[_Range]:
+        """Yield the bytes of the column chunks of these columns."""
+        group = self.metadata.row_group(row_group)
+        for name in names:
+            for index in self.leaves[name]:
+                chunk = group.column(index)
+                start = chunk.data_page_offset
+                # Some writers set the offset of a missing dictionary to 0.
+                start = min(start, chunk.dictionary_page_offset or start)
+                yield _Range(start, start + chunk.total_compressed_size)
+
+
+def _load_metadata(file: OpenFile) -> pq.FileMetaData:
     """Read the footer by one request, or by two if it is longer than `_TAIL_BYTES`."""
     tail = file.read(max(0, file.size_bytes - _TAIL_BYTES))
     length = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
@@ -113,25 +145,25 @@ class _FooterCache:
     """Footers of the files that were read last. Threads may load one footer twice."""
 
     def __init__(self) -> None:
-        self._footers: dict[DataFile, pq.FileMetaData] = {}
+        self._footers: dict[DataFile, _Footer] = {}
         self._size_bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, file: OpenFile) -> pq.FileMetaData:
+    def get(self, file: OpenFile) -> _Footer:
         found = self._footers.get(file.file)
         if found is None:
-            found = _load_footer(file)
+            found = _Footer(_load_metadata(file))
             with self._lock:
                 self._add(file.file, found)
         return found
 
-    def _add(self, file: DataFile, footer: pq.FileMetaData) -> None:
+    def _add(self, file: DataFile, footer: _Footer) -> None:
         if self._footers.setdefault(file, footer) is not footer:
             return
-        self._size_bytes += footer.serialized_size
+        self._size_bytes += footer.metadata.serialized_size
         while self._size_bytes > _FOOTER_CACHE_BYTES and len(self._footers) > 1:
             oldest = next(iter(self._footers))
-            self._size_bytes -= self._footers.pop(oldest).serialized_size
+            self._size_bytes -= self._footers.pop(oldest).metadata.serialized_size
 
 
 _footers = _FooterCache()
@@ -140,29 +172,8 @@ _footers = _FooterCache()
 # --- column chunks --------------------------------------------------------------------------------
 
 
-class _Range(NamedTuple):
-    start: int
-    end: int
-
-
 def _compressed_bytes(group: pq.RowGroupMetaData) -> int:
     return sum(group.column(index).total_compressed_size for index in range(group.num_columns))
-
-
-def _chunk_ranges(
-    group: pq.RowGroupMetaData, schema: pa.Schema, names: Sequence[str]
-) -> Iterator[_Range]:
-    """Yield the bytes of the wanted columns, which may have several leaves each."""
-    leaf = 0
-    for one in schema:
-        leaves = range(leaf, leaf + _leaf_count(one.type))
-        leaf = leaves.stop
-        if one.name in names:
-            for index in leaves:
-                chunk = group.column(index)
-                start = chunk.dictionary_page_offset or chunk.data_page_offset
-                start = min(start, chunk.data_page_offset)
-                yield _Range(start, start + chunk.total_compressed_size)
 
 
 def _leaf_count(kind: pa.DataType) -> int:
@@ -173,13 +184,15 @@ def _leaf_count(kind: pa.DataType) -> int:
     return sum(_leaf_count(kind.field(n).type) for n in range(kind.num_fields)) or 1
 
 
-def _merge(ranges: Iterator[_Range]) -> list[_Range]:
+def _merge(ranges: Iterator[_Range], size_bytes: int) -> list[_Range]:
+    """Return the ranges in order, with those that are close as one, within the file."""
     merged: list[_Range] = []
-    for one in sorted(ranges):
-        if merged and one.start - merged[-1].end <= _MAX_GAP_BYTES:
-            merged[-1] = _Range(merged[-1].start, max(merged[-1].end, one.end))
+    for start, end in sorted(ranges):
+        end = min(end + _PADDING_BYTES, size_bytes)
+        if merged and start - merged[-1].end <= _MAX_GAP_BYTES:
+            merged[-1] = _Range(merged[-1].start, max(merged[-1].end, end))
         else:
-            merged.append(one)
+            merged.append(_Range(start, end))
     return merged
 
 

@@ -1,0 +1,46 @@
+"""ORC files: a unit is a stripe, which is decoded on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.orc
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.range_reader import RangeReader
+
+
+@dataclass(frozen=True)
+class OrcFormat:
+    """Reads stripes."""
+
+    identity: str = "orc"
+
+    def inspect(self, file: OpenFile) -> FileContent:
+        """Return columns and stripes; pyarrow has the number of rows of a stripe by reading it."""
+        reader = _open(file)
+        name = reader.schema.names[:1]
+        rows = [reader.read_stripe(index, name).num_rows for index in range(reader.nstripes)]
+        size_bytes = file.size_bytes // max(len(rows), 1)
+        units = [FileUnit(index, count, size_bytes) for index, count in enumerate(rows)]
+        return FileContent(reader.schema, units)
+
+    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
+        """Fetch and decode the wanted columns of a stripe."""
+        reader = _open(file)
+        names = [name for name in reader.schema.names if name in schema.names]
+        if not names:
+            return pa.table({})
+        return pa.Table.from_batches([reader.read_stripe(unit.position, names)])
+
+
+def _open(file: OpenFile) -> pyarrow.orc.ORCFile:
+    try:
+        return pyarrow.orc.ORCFile(pa.PythonFile(RangeReader(file), "r"))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ConfigError(
+            f"{file.path} is not an ORC file: {error}",
+            do="Remove the file, or select files with file_extensions.",
+        ) from error
