@@ -254,11 +254,14 @@ class PlanSource:
         """Return the units of the plan."""
         manifest = self.plan.manifest
         zeros = manifest.unit_rows * 0
-        return SourceUnits((), zeros, zeros, manifest.unit_rows, manifest.unit_bytes)
+        # Stored with the units, so that no worker calls functions of the user for it.
+        schema = self.plan.schema
+        return SourceUnits((), zeros, zeros, manifest.unit_rows, manifest.unit_bytes, schema)
 
-    def schema(self, _units: SourceUnits) -> pa.Schema:
+    def schema(self, units: SourceUnits) -> pa.Schema:
         """Return the schema after the transforms."""
-        return self.plan.schema
+        assert units.schema is not None
+        return units.schema
 
     def read_unit(
         self, _units: SourceUnits, unit: int, columns: Sequence[str] | None = None

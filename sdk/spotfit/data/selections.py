@@ -29,7 +29,7 @@ from spotfit.data.row_filters import (
 )
 from spotfit.data.row_functions import block_rows, check_row, rows_to_block
 from spotfit.data.row_plan import RowPlan, ShuffleSettings
-from spotfit.data.source import SourceUnits, int_array
+from spotfit.data.source import IntArray, SourceUnits, int_array
 from spotfit.data.user_functions import UserFunction
 
 
@@ -53,7 +53,17 @@ class CountedSource:
         counts = int_array([self.count_rows(unit) for unit in with_progress(units, self.name)])
         sizes = manifest.unit_bytes * counts // np.maximum(manifest.unit_rows, 1)
         zeros = int_array(np.zeros(len(counts), dtype=np.int64))
-        return SourceUnits((), zeros, zeros, counts, int_array(sizes))
+        schema = self.find_schema(counts)
+        return SourceUnits((), zeros, zeros, counts, int_array(sizes), schema)
+
+    def schema(self, units: SourceUnits) -> pa.Schema:
+        """Return the columns, which the counting pass has found."""
+        assert units.schema is not None
+        return units.schema
+
+    def find_schema(self, _counts: IntArray) -> pa.Schema:
+        """Return the columns; `_counts` are the numbers of rows of the units."""
+        return self.plan.schema
 
     def read_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
@@ -99,10 +109,6 @@ class FilteredSource(CountedSource):
     def identity(self) -> str:
         """The rows and the filter."""
         return f"{self.plan.identity} {self.row_filter.identity}"
-
-    def schema(self, _units: SourceUnits) -> pa.Schema:
-        """Return the columns of the plan."""
-        return self.plan.schema
 
     def count_rows(self, unit: int) -> int:
         """Return the number of rows that stay; reads the columns of the filter only."""
@@ -154,9 +160,9 @@ class FlatMapSource(CountedSource):
         """The rows and the function."""
         return f"{self.plan.identity} {self.function.identity}"
 
-    def schema(self, units: SourceUnits) -> pa.Schema:
+    def find_schema(self, counts: IntArray) -> pa.Schema:
         """Return the columns of the first unit that has rows; none if there is none."""
-        filled = np.flatnonzero(units.unit_rows)
+        filled = np.flatnonzero(counts)
         return self.select_rows(int(filled[0]), None).schema if len(filled) else pa.schema([])
 
     def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
