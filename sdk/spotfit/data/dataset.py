@@ -6,7 +6,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -244,10 +245,12 @@ class Dataset:
     def union(self, *other: Dataset) -> Dataset:
         """Return the rows of this dataset and of others, one after the other.
 
-        Columns that a dataset lacks are null in its rows.
+        Columns that a dataset lacks are null in its rows. If one of them is shuffled, all rows are.
         """
-        plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
-        return self._with_plan(RowPlan.concat(plans))
+        datasets = (self, *other)
+        plans = [dataset._plan for dataset in datasets]  # noqa: SLF001 - the same class
+        shuffles = (one.shuffle_settings for one in datasets if one.shuffle_settings.kind != "none")
+        return replace(self, _plan=RowPlan.concat(plans), _shuffle=next(shuffles, UNSHUFFLED))
 
     def zip(self, *other: Dataset) -> Dataset:
         """Return the columns of this dataset and of others of the same size, row by row."""
@@ -552,8 +555,14 @@ class Dataset:
     # --- Out --------------------------------------------------------------------------------------
 
     def iterator(self) -> DataIterator:
-        """Return an iterator over all rows, read in this process; each pass is an epoch."""
-        return DataIterator(ShardPosition(self, ShardGroup()))
+        """Return an iterator over all rows, read in this process; each pass is an epoch.
+
+        Each iterator of a shuffled dataset begins with another epoch: loops that call
+        `iter_batches` once per epoch get another order each time.
+        """
+        position = ShardPosition(self, ShardGroup())
+        position.epoch = next(self._first_epochs)
+        return DataIterator(position)
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
         """Iterate over the rows as dictionaries."""
@@ -729,6 +738,14 @@ class Dataset:
     write_webdataset = refused_method("write_webdataset")
 
     # --- Shared -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _first_epochs(self) -> Iterator[int]:
+        return count()
+
+    # Without the counter of iterators.
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
 
     def _with_plan(self, plan: RowPlan) -> Dataset:
         return replace(self, _plan=plan)

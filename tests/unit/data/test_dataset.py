@@ -168,6 +168,12 @@ def test_a_union_has_the_rows_of_all() -> None:
     assert ids(numbers(2).union(numbers(3), numbers(1))) == [0, 1, 0, 1, 2, 0]
 
 
+def test_a_union_with_shuffled_rows_is_shuffled() -> None:
+    union = numbers(2).union(numbers(3).random_shuffle(seed=4), numbers(1))
+    assert union.shuffle_settings == numbers(3).random_shuffle(seed=4).shuffle_settings
+    assert sorted(ids(union)) == [0, 0, 0, 1, 1, 2]
+
+
 def test_columns_are_zipped() -> None:
     other = numbers(3).select_columns("square").rename_columns({"square": "other"})
     assert numbers(3).zip(other).take(3)[2] == {"id": 2, "square": 4, "group": 2, "other": 4}
@@ -357,6 +363,15 @@ def test_batches_and_rows_are_iterated_in_epochs() -> None:
     assert [sorted(rows) for rows in passes] == [list(range(20))] * 2
     assert passes[0] != passes[1]
     assert [len(batch["id"]) for batch in batches] == [8, 8, 4]
+
+
+def test_a_loop_that_iterates_again_gets_another_order() -> None:
+    dataset = numbers(*[5] * 4).random_shuffle(seed=3)
+    passes = [[row["id"] for row in dataset.iter_rows()] for _ in range(3)]
+    assert [sorted(rows) for rows in passes] == [list(range(20))] * 3
+    assert len({tuple(rows) for rows in passes}) == 3
+    copy = pickle.loads(cloudpickle.dumps(dataset))
+    assert [row["id"] for row in copy.iter_rows()] == passes[0]
 
 
 def test_tensors_are_iterated() -> None:
