@@ -499,7 +499,7 @@ class Dataset:
         return int(self.manifest.unit_bytes.sum())
 
     def input_files(self) -> list[str]:
-        """Return the addresses of the files that are read."""
+        """Return the paths of the files that are read, as `include_paths` of readers does."""
         return sorted(self._plan.input_files)
 
     def stats(self) -> str:

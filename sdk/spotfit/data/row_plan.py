@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.data.batches import concat_blocks
+from spotfit.data.files import path_of
 from spotfit.data.manifest import Manifest
 from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
 from spotfit.data.read_ahead import READ_THREADS, ReadTask, read_in_order
@@ -151,12 +152,8 @@ class RowPlan:
 
     @property
     def input_files(self) -> set[str]:
-        """Addresses of the files that are read."""
-        files = {
-            f"{file.url.rstrip('/')}/{file.key}"
-            for units in self.manifest.source_units
-            for file in units.files
-        }
+        """Paths of the files that are read."""
+        files = {path_of(file) for units in self.manifest.source_units for file in units.files}
         inner = (plan for source in self.manifest.sources for plan in getattr(source, "plans", ()))
         return files.union(*(plan.input_files for plan in inner))
 
