@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data import file_encoders, writers
-from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique, fold_all
+from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
+from spotfit.data.aggregate_base import fold_all
 from spotfit.data.batches import BatchFormat, concat_blocks, to_batch
 from spotfit.data.context import DataContext
 from spotfit.data.data_iterator import DataIterator
