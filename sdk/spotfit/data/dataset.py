@@ -18,7 +18,7 @@ from spotfit.data import file_encoders, writers
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
 from spotfit.data.aggregate_base import fold_all
 from spotfit.data.batches import BatchFormat, concat_blocks, to_batch
-from spotfit.data.context import DataContext
+from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset_pipeline import DatasetPipeline
 from spotfit.data.expressions import Expr
@@ -236,12 +236,12 @@ class Dataset:
             raise ConfigError(f"limit({limit}) must not be negative.", do="Pass 0 or more.")
         return self._parts(lambda count: [0, min(limit, count)], 1)[0]
 
-    def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
+    def random_sample(self, fraction: float, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
         """Return each row with this probability, decided by the hash of its number and the seed.
 
         The sample is the same in every process. Without a seed, 0 is used.
         """
-        return self._with_plan(sampled_plan(self._plan, sample_filter(fraction, seed)))
+        return self._with_plan(sampled_plan(self._plan, sample_filter(fraction, _seed(seed))))
 
     def union(self, *other: Dataset) -> Dataset:
         """Return the rows of this dataset and of others, one after the other.
@@ -302,7 +302,7 @@ class Dataset:
     def random_shuffle(
         self,
         *,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         num_blocks: int | None = None,
         **options: Unpack[ResourceOptions],
     ) -> Dataset:
@@ -316,7 +316,7 @@ class Dataset:
             log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
-    def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
+    def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
         """Return this dataset with its units in another order in every epoch."""
         if self._shuffle.kind == "rows":
             return self
@@ -372,7 +372,7 @@ class Dataset:
         test_size: float,
         *,
         shuffle: bool = False,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         stratify: str | None = None,
     ) -> tuple[Dataset, Dataset]:
         """Return a training and a test part. The split is the same in every process.
@@ -400,7 +400,7 @@ class Dataset:
         *,
         split_type: str = "random",
         hash_column: str | None = None,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         **_options: Any,
     ) -> tuple[Dataset, Dataset]:
         """Return a training and a test part of about this fraction, decided row by row.
@@ -807,7 +807,7 @@ def _distinct_names(method: str, names: str | Sequence[str]) -> tuple[str, ...]:
     return columns
 
 
-def _seed(seed: Any) -> int | None:
-    """Return the integer of a seed, which may be a `RandomSeedConfig` of Ray."""
+def _seed(seed: int | RandomSeedConfig | None) -> int | None:
+    """Return the integer of a seed."""
     value = getattr(seed, "seed", seed)
     return None if value is None else int(value)

@@ -18,7 +18,7 @@ import pytest
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import Count, Max
-from spotfit.data.context import DataContext
+from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.dataset import Dataset
 from spotfit.data.expressions import col
 from spotfit.data.transforms import RowCountChangedError
@@ -201,6 +201,13 @@ def test_a_shuffled_dataset_has_every_row_once(call: str) -> None:
     assert sorted(ids(dataset)) == list(range(40))
     assert ids(dataset) == ids(dataset)
     assert ids(dataset) != list(range(40))
+
+
+def test_a_seed_may_be_a_configuration() -> None:
+    seed = RandomSeedConfig(5)
+    assert numbers(3).random_shuffle(seed=seed).shuffle_settings.seed == 5
+    samples = [numbers(100).random_sample(0.5, seed=value) for value in (5, seed)]
+    assert ids(samples[0]) == ids(samples[1])
 
 
 def test_what_is_computed_from_shuffled_rows_does_not_depend_on_their_order() -> None:
