@@ -1,142 +1,32 @@
-"""Statistics of columns, as partial results of blocks that are merged in order of the rows.
+"""Statistics of columns, with the names of `ray.data.aggregate`.
 
-The names are those of `ray.data.aggregate`. `Dataset.aggregate` and `GroupedData.aggregate` take
-instances; `AggregateFnV2` is the base class for those of the user.
+`Dataset.aggregate` and `GroupedData.aggregate` take instances. `AggregateFnV2` is the base class of
+those that users define.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.row_functions import block_rows
-
-
-class AggregateFnV2:
-    """A statistic of one column, or of all rows where `on` is None.
-
-    Subclasses define `aggregate_block` and `combine`, and `finalize` where the partial result is
-    not the statistic. `ignore_nulls` leaves null values out; without it, a column that has one
-    gives None.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        zero_factory: Callable[[], Any] = lambda: None,
-        *,
-        on: str | None,
-        ignore_nulls: bool = True,
-    ) -> None:
-        self.name = name
-        self.on = on
-        self.ignore_nulls = ignore_nulls
-        self.zero_factory = zero_factory
-
-    def get_target_column(self) -> str | None:
-        """Return the column, or None for all rows."""
-        return self.on
-
-    def aggregate_block(self, block: pa.Table) -> Any:
-        """Return the partial result of the rows of a block; None if there is nothing to count."""
-        raise TypeError(f"{type(self).__name__} does not define aggregate_block()")
-
-    def combine(self, current_accumulator: Any, new: Any) -> Any:
-        """Return the partial result of the rows of two partial results, the earlier one first."""
-        raise TypeError(f"{type(self).__name__} does not define combine()")
-
-    def finalize(self, accumulator: Any) -> Any:
-        """Return the statistic of a partial result."""
-        return accumulator
-
-    def fold(self, blocks: Iterable[pa.Table]) -> Any:
-        """Return the statistic of all blocks; None without rows, or if a null is not ignored."""
-        result = None
-        for block in blocks:
-            result = self.fold_block(result, block)
-        return self.result(result)
-
-    def fold_block(self, current: Any, block: pa.Table) -> Any:
-        """Return the partial result after another block. `current` is None before the first."""
-        if current is _NULL or self._has_null(block):
-            return _NULL
-        new = self.aggregate_block(block)
-        return current if new is None else new if current is None else self.combine(current, new)
-
-    def result(self, current: Any) -> Any:
-        """Return the statistic of what `fold_block` returned."""
-        if current is _NULL:
-            return None
-        current = self.zero_factory() if current is None else current
-        return None if current is None else self.finalize(current)
-
-    def _has_null(self, block: pa.Table) -> bool:
-        return (
-            not self.ignore_nulls and self.on is not None and block.column(self.on).null_count > 0
-        )
-
-
-_NULL = object()
-"""The partial result of a column that has a null value which is not ignored."""
-
-
-class AggregateFn:
-    """A statistic of the user, made of functions, as in older versions of Ray."""
-
-    on = None
-
-    def __init__(
-        self,
-        init: Callable[[Any], Any],
-        merge: Callable[[Any, Any], Any],
-        name: str,
-        accumulate_row: Callable[[Any, dict[str, Any]], Any] | None = None,
-        accumulate_block: Callable[[Any, Any], Any] | None = None,
-        finalize: Callable[[Any], Any] | None = None,
-    ) -> None:
-        if (accumulate_row is None) == (accumulate_block is None):
-            raise ConfigError(
-                "AggregateFn needs either accumulate_row or accumulate_block.",
-                do="Pass exactly one of them.",
-            )
-        self.name = name
-        self._init, self._merge = init, merge
-        self._accumulate_row, self._accumulate_block = accumulate_row, accumulate_block
-        self._finalize = finalize or (lambda result: result)
-
-    def get_target_column(self) -> None:
-        """Return None: the functions get whole rows."""
-
-    def fold(self, blocks: Iterable[pa.Table]) -> Any:
-        """Return the statistic of all blocks."""
-        result = None
-        for block in blocks:
-            result = self.fold_block(result, block)
-        return self.result(result)
-
-    def fold_block(self, current: Any, block: pa.Table) -> Any:
-        """Return the partial result after another block, in a list; None before the first."""
-        new = self._init(None)
-        if self._accumulate_block is not None:
-            new = self._accumulate_block(new, block)
-        elif self._accumulate_row is not None:
-            for row in block_rows(block):
-                new = self._accumulate_row(new, row)
-        return [new if current is None else self._merge(current[0], new)]
-
-    def result(self, current: Any) -> Any:
-        """Return the statistic of what `fold_block` returned."""
-        return self._finalize(self._init(None) if current is None else current[0])
+from spotfit.data.aggregate_base import AggregateFn as AggregateFn
+from spotfit.data.aggregate_base import AggregateFnV2 as AggregateFnV2
+from spotfit.data.value_aggregates import ApproximateTopK as ApproximateTopK
+from spotfit.data.value_aggregates import AsList as AsList
+from spotfit.data.value_aggregates import CountDistinct as CountDistinct
+from spotfit.data.value_aggregates import Unique as Unique
+from spotfit.data.value_aggregates import ValueCounter as ValueCounter
 
 
 class Count(AggregateFnV2):
     """The number of rows, or of values of a column."""
+
+    counts_rows = True
 
     def __init__(
         self,
@@ -322,100 +212,33 @@ class Quantile(_ColumnStatistic):
 
     def finalize(self, accumulator: Any) -> Any:
         """Return the quantile."""
+        return self.interpolate(accumulator, [self._q])[0]
+
+    def interpolate(self, accumulator: Any, quantiles: list[float]) -> list[Any]:
+        """Return quantiles of all values."""
         chunks = [chunk for column in accumulator for chunk in column.chunks]
-        return pc.quantile(pa.chunked_array(chunks), q=self._q)[0].as_py()
+        result: list[Any] = pc.quantile(pa.chunked_array(chunks), q=quantiles).to_pylist()
+        return result
 
 
-class Unique(AggregateFnV2):
-    """The distinct values, in order of first occurrence."""
+class ApproximateQuantile(Quantile):
+    """Several quantiles, which are exact here. Holds all values of the column."""
 
-    def __init__(
-        self,
-        on: str,
-        ignore_nulls: bool = True,  # noqa: FBT001, FBT002 - as in Ray
-        alias_name: str | None = None,
-        encode_lists: Any = None,
-    ) -> None:
-        name = alias_name or f"unique({on})"
-        super().__init__(name, dict, on=on, ignore_nulls=ignore_nulls)
-        self._encode_lists = encode_lists
-
-    def aggregate_block(self, block: pa.Table) -> dict[Any, Any]:
-        """Return the values as keys."""
-        column = block.column(self.on)
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            rows = column.to_pylist()
-            values = [x for row in rows for x in row or ()] if self._encode_lists else rows
-        elif pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
-            values = column.to_pylist()
-        else:
-            values = column.unique().to_pylist()
-        return {
-            _hashable(value): value for value in values if not (self.ignore_nulls and value is None)
-        }
-
-    def combine(self, current_accumulator: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the values of both."""
-        return {**current_accumulator, **new}
-
-    def finalize(self, accumulator: dict[Any, Any]) -> Any:
-        """Return the list of values."""
-        return list(accumulator.values())
-
-    def _has_null(self, _block: pa.Table) -> bool:
-        return False  # null is a value
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, float) and math.isnan(value):
-        return "nan", None  # NaN differs from itself
-    if isinstance(value, Mapping):
-        return tuple((key, _hashable(item)) for key, item in value.items())
-    if isinstance(value, list | np.ndarray):
-        return tuple(map(_hashable, value))
-    return value
-
-
-class CountDistinct(Unique):
-    """The number of distinct values."""
+    label = "approx_quantile"
 
     def __init__(
         self,
         on: str,
-        ignore_nulls: bool = True,  # noqa: FBT001, FBT002 - as in Ray
+        quantiles: Sequence[float],
+        quantile_precision: int = 800,
         alias_name: str | None = None,
     ) -> None:
-        super().__init__(on, ignore_nulls, alias_name or f"count_distinct({on})")
+        super().__init__(on, alias_name=alias_name)
+        self._quantiles = list(quantiles)
 
-    def finalize(self, accumulator: dict[Any, Any]) -> int:
-        """Return the number of values."""
-        return len(accumulator)
-
-
-class AsList(AggregateFnV2):
-    """All values, in order of the rows."""
-
-    def __init__(
-        self,
-        on: str,
-        alias_name: str | None = None,
-        ignore_nulls: bool = False,  # noqa: FBT001, FBT002 - as in Ray
-    ) -> None:
-        name = alias_name or f"list({on})"
-        super().__init__(name, list, on=on, ignore_nulls=ignore_nulls)
-
-    def aggregate_block(self, block: pa.Table) -> list[Any]:
-        """Return the values of a block."""
-        column = block.column(self.on)
-        values: list[Any] = (column.drop_null() if self.ignore_nulls else column).to_pylist()
-        return values
-
-    def combine(self, current_accumulator: list[Any], new: list[Any]) -> list[Any]:
-        """Return all values."""
-        return current_accumulator + new
-
-    def _has_null(self, _block: pa.Table) -> bool:
-        return False  # null is a value
+    def finalize(self, accumulator: Any) -> Any:
+        """Return the quantiles."""
+        return self.interpolate(accumulator, self._quantiles)
 
 
 class _Percentage(AggregateFnV2):
@@ -482,34 +305,3 @@ def compute_scalar(
             f"{name} is not defined for a column of type {column.type}.",
             do="Name the columns of numbers, as in ds.sum(['x', 'y']).",
         ) from error
-
-
-def fold_all(
-    aggregates: Sequence[Any], blocks: Callable[[list[str] | None], Iterable[pa.Table]]
-) -> dict[str, Any]:
-    """Return the value of each aggregate under its name, in one pass.
-
-    `blocks` returns the blocks with the given columns; None: with all.
-    """
-    results: list[Any] = [None] * len(aggregates)
-    for block in blocks(columns_of(aggregates)):
-        results = [
-            aggregate.fold_block(current, block)
-            for aggregate, current in zip(aggregates, results, strict=True)
-        ]
-    return {
-        aggregate.name: aggregate.result(current)
-        for aggregate, current in zip(aggregates, results, strict=True)
-    }
-
-
-def columns_of(aggregates: Sequence[Any]) -> list[str] | None:
-    """Return the columns that the aggregates need; None: all."""
-    columns = [aggregate.get_target_column() for aggregate in aggregates]
-    if any(
-        column is None and not isinstance(aggregate, Count)
-        for column, aggregate in zip(columns, aggregates, strict=True)
-    ):
-        return None
-    named = list(dict.fromkeys(column for column in columns if column is not None))
-    return named or None

@@ -116,6 +116,18 @@ DatasetContext = DataContext
 """The name before Ray 2.4."""
 
 
+@dataclass(frozen=True)
+class RandomSeedConfig:
+    """A seed, as `random_shuffle` and `random_sample` also take it as an integer.
+
+    The order of rows differs in each epoch, also with `reseed_after_execution=False`.
+    """
+
+    seed: int | None = None
+    reseed_after_execution: bool = True
+    use_timestamp_as_default: bool = False
+
+
 class PoolSize(NamedTuple):
     """How many processes run a function of the user."""
 

@@ -6,7 +6,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,9 +15,10 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data import file_encoders, writers
-from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique, fold_all
+from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
+from spotfit.data.aggregate_base import fold_all
 from spotfit.data.batches import BatchFormat, concat_blocks, to_batch
-from spotfit.data.context import DataContext
+from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset_pipeline import DatasetPipeline
 from spotfit.data.expressions import Expr
@@ -234,20 +236,22 @@ class Dataset:
             raise ConfigError(f"limit({limit}) must not be negative.", do="Pass 0 or more.")
         return self._parts(lambda count: [0, min(limit, count)], 1)[0]
 
-    def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
+    def random_sample(self, fraction: float, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
         """Return each row with this probability, decided by the hash of its number and the seed.
 
         The sample is the same in every process. Without a seed, 0 is used.
         """
-        return self._with_plan(sampled_plan(self._plan, sample_filter(fraction, seed)))
+        return self._with_plan(sampled_plan(self._plan, sample_filter(fraction, _seed(seed))))
 
     def union(self, *other: Dataset) -> Dataset:
         """Return the rows of this dataset and of others, one after the other.
 
-        Columns that a dataset lacks are null in its rows.
+        Columns that a dataset lacks are null in its rows. If one of them is shuffled, all rows are.
         """
-        plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
-        return self._with_plan(RowPlan.concat(plans))
+        datasets = (self, *other)
+        plans = [dataset._plan for dataset in datasets]  # noqa: SLF001 - the same class
+        shuffles = (one.shuffle_settings for one in datasets if one.shuffle_settings.kind != "none")
+        return replace(self, _plan=RowPlan.concat(plans), _shuffle=next(shuffles, UNSHUFFLED))
 
     def zip(self, *other: Dataset) -> Dataset:
         """Return the columns of this dataset and of others of the same size, row by row."""
@@ -298,7 +302,7 @@ class Dataset:
     def random_shuffle(
         self,
         *,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         num_blocks: int | None = None,
         **options: Unpack[ResourceOptions],
     ) -> Dataset:
@@ -312,7 +316,7 @@ class Dataset:
             log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
-    def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
+    def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
         """Return this dataset with its units in another order in every epoch."""
         if self._shuffle.kind == "rows":
             return self
@@ -368,7 +372,7 @@ class Dataset:
         test_size: float,
         *,
         shuffle: bool = False,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         stratify: str | None = None,
     ) -> tuple[Dataset, Dataset]:
         """Return a training and a test part. The split is the same in every process.
@@ -396,7 +400,7 @@ class Dataset:
         *,
         split_type: str = "random",
         hash_column: str | None = None,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         **_options: Any,
     ) -> tuple[Dataset, Dataset]:
         """Return a training and a test part of about this fraction, decided row by row.
@@ -496,7 +500,7 @@ class Dataset:
         return int(self.manifest.unit_bytes.sum())
 
     def input_files(self) -> list[str]:
-        """Return the addresses of the files that are read."""
+        """Return the paths of the files that are read, as `include_paths` of readers does."""
         return sorted(self._plan.input_files)
 
     def stats(self) -> str:
@@ -552,8 +556,14 @@ class Dataset:
     # --- Out --------------------------------------------------------------------------------------
 
     def iterator(self) -> DataIterator:
-        """Return an iterator over all rows, read in this process; each pass is an epoch."""
-        return DataIterator(ShardPosition(self, ShardGroup()))
+        """Return an iterator over all rows, read in this process; each pass is an epoch.
+
+        Each iterator of a shuffled dataset begins with another epoch: loops that call
+        `iter_batches` once per epoch get another order each time.
+        """
+        position = ShardPosition(self, ShardGroup())
+        position.epoch = next(self._first_epochs)
+        return DataIterator(position)
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
         """Iterate over the rows as dictionaries."""
@@ -730,6 +740,14 @@ class Dataset:
 
     # --- Shared -----------------------------------------------------------------------------------
 
+    @cached_property
+    def _first_epochs(self) -> Iterator[int]:
+        return count()
+
+    # Without the counter of iterators.
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
+
     def _with_plan(self, plan: RowPlan) -> Dataset:
         return replace(self, _plan=plan)
 
@@ -789,7 +807,7 @@ def _distinct_names(method: str, names: str | Sequence[str]) -> tuple[str, ...]:
     return columns
 
 
-def _seed(seed: Any) -> int | None:
-    """Return the integer of a seed, which may be a `RandomSeedConfig` of Ray."""
+def _seed(seed: int | RandomSeedConfig | None) -> int | None:
+    """Return the integer of a seed."""
     value = getattr(seed, "seed", seed)
     return None if value is None else int(value)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spotfit.core.errors import ConfigTypeError
+from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.data.batches import to_block
 from spotfit.data.user_functions import UserFunction, user_function
@@ -472,3 +472,23 @@ class ExpressionNamespace:
         if name in _CHARACTER_FUNCTIONS and (values or options):
             function = _CHARACTER_FUNCTIONS[name]
         return CallExpr(function, (self.expression,), values, options)
+
+
+pyarrow_udf = udf
+"""Ray's name of a function of Arrow arrays."""
+
+_MISSING = {
+    "download": "Use read_binary_files() for files, or map() with a client for other addresses.",
+    "monotonically_increasing_id": "Use ds.zip(spotfit.data.range(ds.count())), whose `id` it is.",
+    "random": "Use add_column() with a function that draws random numbers.",
+    "star": "Columns that are not replaced are kept.",
+    "unnest": "Use col('s').struct.field('name') for each field.",
+    "uuid": "Use add_column() with a function that creates them.",
+}
+"""Expressions of Ray that do not exist here, and what to do instead."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MISSING:
+        raise ConfigError(f"There is no expression {name}().", do=_MISSING[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.aggregate import columns_of
+from spotfit.data.aggregate_base import columns_of
 from spotfit.data.batches import concat_blocks
 from spotfit.data.group_aggregates import aggregate_groups, sort_groups
 from spotfit.data.row_plan import RowPlan

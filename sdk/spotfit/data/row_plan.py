@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from spotfit.data.batches import concat_blocks
+from spotfit.data.files import path_of
 from spotfit.data.manifest import Manifest
-from spotfit.data.order import EpochOrder, OrderSettings
+from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
+from spotfit.data.read_ahead import READ_THREADS, ReadTask, read_in_order
 from spotfit.data.source import IntArray, Source, SourceUnits, int_array
 from spotfit.data.transforms import (
     BlockFunction,
@@ -149,12 +152,8 @@ class RowPlan:
 
     @property
     def input_files(self) -> set[str]:
-        """Addresses of the files that are read."""
-        files = {
-            f"{file.url.rstrip('/')}/{file.key}"
-            for units in self.manifest.source_units
-            for file in units.files
-        }
+        """Paths of the files that are read."""
+        files = {path_of(file) for units in self.manifest.source_units for file in units.files}
         inner = (plan for source in self.manifest.sources for plan in getattr(source, "plans", ()))
         return files.union(*(plan.input_files for plan in inner))
 
@@ -193,9 +192,35 @@ class RowPlan:
         return apply(manifest.read_part(unit, 0, count, read)).schema
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all rows after the transforms, in unshuffled order, a block per non-empty unit."""
-        for unit in np.flatnonzero(self.manifest.unit_rows).tolist():
-            yield self.read_unit(unit, columns)
+        """Yield all rows after the transforms, in unshuffled order, a block per non-empty unit.
+
+        Further units are read ahead in threads. Functions of the user are called in this thread.
+        """
+        units = np.flatnonzero(self.manifest.unit_rows).tolist()
+        parts = [UnitPart(unit, 0, int(self.manifest.unit_rows[unit])) for unit in units]
+        for block in self.read_parts(parts, self.columns_to_read(columns)):
+            yield self.transform(block, columns)
+
+    def read_parts(
+        self, parts: Iterable[UnitPart], columns: Sequence[str] | None, *, ahead: bool = True
+    ) -> Iterator[pa.Table]:
+        """Yield parts of units before the transforms, in order; `ahead` reads further ones."""
+        manifest, sizes = self.manifest, self.manifest.unit_bytes
+        tasks = (
+            ReadTask(int(sizes[part.unit]), partial(manifest.read_part, *part, columns))
+            for part in parts
+        )
+        is_slow = self.reads_files and not any(
+            getattr(source, "runs_user_code", False) for source in manifest.sources
+        )
+        return read_in_order(tasks, threads=READ_THREADS if ahead and is_slow else 0)
+
+    @cached_property
+    def reads_files(self) -> bool:
+        """Whether units are read from files, which takes time without taking a processor."""
+        units, sources = self.manifest.source_units, self.manifest.sources
+        inner = (plan for source in sources for plan in getattr(source, "plans", ()))
+        return any(one.files for one in units) or any(plan.reads_files for plan in inner)
 
     def read_unit(self, unit: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of a unit after the transforms; with `columns`, only these.
@@ -254,11 +279,14 @@ class PlanSource:
         """Return the units of the plan."""
         manifest = self.plan.manifest
         zeros = manifest.unit_rows * 0
-        return SourceUnits((), zeros, zeros, manifest.unit_rows, manifest.unit_bytes)
+        # Stored with the units, so that no worker calls functions of the user for it.
+        schema = self.plan.schema
+        return SourceUnits((), zeros, zeros, manifest.unit_rows, manifest.unit_bytes, schema)
 
-    def schema(self, _units: SourceUnits) -> pa.Schema:
+    def schema(self, units: SourceUnits) -> pa.Schema:
         """Return the schema after the transforms."""
-        return self.plan.schema
+        assert units.schema is not None
+        return units.schema
 
     def read_unit(
         self, _units: SourceUnits, unit: int, columns: Sequence[str] | None = None
@@ -288,33 +316,41 @@ def ordered_blocks(
     """
     read = plan.columns_to_read(columns)
     remaining = plan.manifest.row_count if limit is None else limit
-    for block in _shuffled_parts(
-        plan.manifest, shuffle, read, is_sample=limit is not None, epoch=epoch
-    ):
-        if remaining <= 0:
-            return
+    if not remaining:
+        return
+    is_sample = limit is not None
+    for block in _shuffled_parts(plan, shuffle, read, is_sample=is_sample, epoch=epoch):
         yield plan.transform(block.slice(0, remaining), columns)
         remaining -= block.num_rows
+        if remaining <= 0:  # before the next block is read
+            return
 
 
 def _shuffled_parts(
-    manifest: Manifest,
+    plan: RowPlan,
     shuffle: ShuffleSettings,
     columns: Sequence[str] | None,
     *,
     is_sample: bool,
     epoch: int,
 ) -> Iterator[pa.Table]:
+    manifest = plan.manifest
     budget = _SAMPLE_BYTES if is_sample else _WINDOW_BYTES
     rows = budget * manifest.row_count // max(int(manifest.unit_bytes.sum()), 1)
     window_rows = shuffle.window_rows or rows
     settings = OrderSettings(shuffle.seed or 0, 1, window_rows, shuffle.kind)
-    order, row = EpochOrder(manifest.unit_rows, settings, epoch), 0
-    while row < order.row_count:
-        window = order.window_at(0, row)
-        block = concat_blocks(
-            [manifest.read_part(part.unit, part.first, part.rows, columns) for part in window.parts]
-        )
+    order = EpochOrder(manifest.unit_rows, settings, epoch)
+    parts = (part for window in _windows(order) for part in window.parts)
+    blocks = plan.read_parts(parts, columns, ahead=not is_sample)
+    for window in _windows(order):
+        block = concat_blocks(list(islice(blocks, len(window.parts))))
         permutation = order.permutation(0, window)
         yield block if permutation is None else block.take(pa.array(permutation))
+
+
+def _windows(order: EpochOrder) -> Iterator[Window]:
+    row = 0
+    while row < order.row_count:
+        window = order.window_at(0, row)
+        yield window
         row = window.end

@@ -6,7 +6,7 @@ the rows of each unit; the rows themselves are selected again when the unit is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,7 @@ from spotfit.data.row_filters import (
 )
 from spotfit.data.row_functions import block_rows, check_row, rows_to_block
 from spotfit.data.row_plan import RowPlan, ShuffleSettings
-from spotfit.data.source import SourceUnits, int_array
+from spotfit.data.source import IntArray, SourceUnits, int_array
 from spotfit.data.user_functions import UserFunction
 
 
@@ -49,11 +49,25 @@ class CountedSource:
     def list_units(self) -> SourceUnits:
         """Return the units; reads what is necessary to count their rows."""
         manifest = self.plan.manifest
-        units = range(manifest.unit_count)
-        counts = int_array([self.count_rows(unit) for unit in with_progress(units, self.name)])
-        sizes = manifest.unit_bytes * counts // np.maximum(manifest.unit_rows, 1)
-        zeros = int_array(np.zeros(len(counts), dtype=np.int64))
-        return SourceUnits((), zeros, zeros, counts, int_array(sizes))
+        units = np.flatnonzero(manifest.unit_rows).tolist()
+        rows = np.zeros(manifest.unit_count, dtype=np.int64)
+        for unit, block in zip(
+            with_progress(units, self.name), self.counting_blocks(), strict=True
+        ):
+            rows[unit] = self.count_rows(unit, block)
+        sizes = manifest.unit_bytes * rows // np.maximum(manifest.unit_rows, 1)
+        zeros, counts = int_array(rows * 0), int_array(rows)
+        schema = self.find_schema(counts)
+        return SourceUnits((), zeros, zeros, counts, int_array(sizes), schema)
+
+    def schema(self, units: SourceUnits) -> pa.Schema:
+        """Return the columns, which the counting pass has found."""
+        assert units.schema is not None
+        return units.schema
+
+    def find_schema(self, _counts: IntArray) -> pa.Schema:
+        """Return the columns; `_counts` are the numbers of rows of the units."""
+        return self.plan.schema
 
     def read_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
@@ -69,10 +83,13 @@ class CountedSource:
             )
         return block
 
-    def count_rows(self, unit: int) -> int:
-        """Return the number of rows of a unit."""
-        rows: int = self.select_rows(unit, None).num_rows
-        return rows
+    def counting_blocks(self) -> Iterator[pa.Table]:
+        """Yield what is read to count the rows of each unit of the plan that has rows."""
+        return self.plan.blocks()
+
+    def count_rows(self, unit: int, block: pa.Table) -> int:
+        """Return the number of rows for a unit of the plan, of which `block` was read."""
+        raise TypeError("a counted source filters or multiplies rows")
 
     def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
         """Return the rows of a unit."""
@@ -100,13 +117,18 @@ class FilteredSource(CountedSource):
         """The rows and the filter."""
         return f"{self.plan.identity} {self.row_filter.identity}"
 
-    def schema(self, _units: SourceUnits) -> pa.Schema:
-        """Return the columns of the plan."""
-        return self.plan.schema
+    def counting_blocks(self) -> Iterator[pa.Table]:
+        """Yield the columns of the filter."""
+        columns = self.row_filter.columns
+        if columns is None or columns:
+            return self.plan.blocks(columns)
+        rows = self.plan.manifest.unit_rows
+        # A column without values: a table without columns has no rows.
+        return (pa.table({"": pa.nulls(count)}) for count in rows[rows > 0].tolist())
 
-    def count_rows(self, unit: int) -> int:
-        """Return the number of rows that stay; reads the columns of the filter only."""
-        return int(self._mask(unit, self._read(unit, self.row_filter.columns)).sum())
+    def count_rows(self, unit: int, block: pa.Table) -> int:
+        """Return the number of rows that stay."""
+        return int(self._mask(unit, block).sum())
 
     def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
         """Return the rows that stay."""
@@ -115,11 +137,6 @@ class FilteredSource(CountedSource):
         block = self.plan.read_unit(unit, needed)
         kept = block.filter(pa.array(self._mask(unit, block)))
         return kept if columns is None else kept.select(list(columns))
-
-    def _read(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
-        if columns is None or columns:
-            return self.plan.read_unit(unit, columns)
-        return _block_without_columns(int(self.plan.manifest.unit_rows[unit]))
 
     def _mask(self, unit: int, block: pa.Table) -> Mask:
         return self._bound(block, int(self.plan.row_offsets[unit]))
@@ -130,10 +147,6 @@ class FilteredSource(CountedSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "row_filter": self.row_filter}
-
-
-def _block_without_columns(count: int) -> pa.Table:
-    return pa.table({"": pa.nulls(count)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,20 +167,29 @@ class FlatMapSource(CountedSource):
         """The rows and the function."""
         return f"{self.plan.identity} {self.function.identity}"
 
-    def schema(self, units: SourceUnits) -> pa.Schema:
+    def find_schema(self, counts: IntArray) -> pa.Schema:
         """Return the columns of the first unit that has rows; none if there is none."""
-        filled = np.flatnonzero(units.unit_rows)
+        filled = np.flatnonzero(counts)
         return self.select_rows(int(filled[0]), None).schema if len(filled) else pa.schema([])
 
     def select_rows(self, unit: int, columns: Sequence[str] | None) -> pa.Table:
         """Return the rows that the function returns for those of the unit."""
-        results = [
-            check_row(self.name, result)
-            for row in block_rows(self.plan.read_unit(unit))
-            for result in self._results(row)
-        ]
-        block = rows_to_block(results)
+        block = self._expand(self.plan.read_unit(unit))
         return block if columns is None else block.select(list(columns))
+
+    def count_rows(self, _unit: int, block: pa.Table) -> int:
+        """Return how many rows the function returns for those of the block."""
+        rows: int = self._expand(block).num_rows
+        return rows
+
+    def _expand(self, block: pa.Table) -> pa.Table:
+        return rows_to_block(
+            [
+                check_row(self.name, result)
+                for row in block_rows(block)
+                for result in self._results(row)
+            ]
+        )
 
     def _results(self, row: dict[str, Any]) -> Sequence[Any]:
         results = self._bound(row)
@@ -187,8 +209,8 @@ def stratified_ends(plan: RowPlan, column: str, share: float) -> dict[Any, int]:
     Reads the column. Raises `ConfigError` if there is none of this name.
     """
     hashes: dict[Any, list[Any]] = {}
-    for unit in np.flatnonzero(plan.manifest.unit_rows).tolist():
-        block = plan.read_unit(unit, [column])
+    units = np.flatnonzero(plan.manifest.unit_rows).tolist()
+    for unit, block in zip(units, plan.blocks([column]), strict=True):
         unit_hashes = row_hashes(0, int(plan.row_offsets[unit]), block.num_rows)
         for value, rows in rows_by_class(block.column(column)):
             hashes.setdefault(value, []).append(unit_hashes[rows])

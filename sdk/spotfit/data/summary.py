@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from spotfit.core.units import format_bytes
 from spotfit.data.aggregate import (
-    AggregateFnV2,
     Count,
     Max,
     Mean,
@@ -17,8 +16,8 @@ from spotfit.data.aggregate import (
     MissingValuePercentage,
     Std,
     ZeroPercentage,
-    fold_all,
 )
+from spotfit.data.aggregate_base import AggregateFnV2, fold_all
 from spotfit.data.batches import to_batch
 from spotfit.data.row_plan import RowPlan, ShuffleSettings
 

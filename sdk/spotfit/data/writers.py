@@ -26,7 +26,7 @@ from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.tensor_storage import encode_tensors
 from spotfit.data.transforms import check_columns
 from spotfit.store.api import Store
-from spotfit.store.factory import open_store
+from spotfit.store.factory import open_store, with_bucket_region
 from spotfit.store.filesystem import open_filesystem_store
 
 FILE_BYTES = 128 * 2**20
@@ -166,7 +166,7 @@ def open_folder(path: str | Path, filesystem: Any = None) -> Store:
     if filesystem is not None:
         return open_filesystem_store(filesystem, str(path))
     address = str(path).removeprefix("local://")  # Ray's scheme of the client's own disk
-    return open_store(address, setting="The path of the dataset's files")
+    return with_bucket_region(open_store(address, setting="The path of the dataset's files"))
 
 
 def _prepare(store: Store, mode: SaveMode) -> bool:

@@ -41,11 +41,13 @@ class ZippedSource:
         zeros = first.unit_rows * 0
         share = sum(int(plan.manifest.unit_bytes.sum()) for plan in self.plans)
         sizes = first.unit_rows * share // max(first.row_count, 1)
-        return SourceUnits((), zeros, zeros, first.unit_rows, int_array(sizes))
+        schema = _side_by_side([plan.schema.empty_table() for plan in self.plans]).schema
+        return SourceUnits((), zeros, zeros, first.unit_rows, int_array(sizes), schema)
 
-    def schema(self, _units: SourceUnits) -> pa.Schema:
+    def schema(self, units: SourceUnits) -> pa.Schema:
         """Return the columns of all plans."""
-        return _side_by_side([plan.schema.empty_table() for plan in self.plans]).schema
+        assert units.schema is not None
+        return units.schema
 
     def read_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None

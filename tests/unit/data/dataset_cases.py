@@ -262,12 +262,12 @@ def join_cases(data: Any) -> dict[str, Case]:
         result = left().join(other, join_type, 2, on=("k",), **options)
         return sorted(result.take_all(), key=repr)
 
+    def join_of(join_type: str) -> Case:
+        return lambda: joined(join_type, right())
+
     kinds = ("inner", "left_outer", "right_outer", "full_outer", "left_semi", "left_anti")
     return {
-        **{
-            f"join, {kind}": lambda kind=kind: joined(kind, right())
-            for kind in (*kinds, "right_semi", "right_anti")
-        },
+        **{f"join, {kind}": join_of(kind) for kind in (*kinds, "right_semi", "right_anti")},
         "join, other keys": lambda: joined(
             "inner", data.from_items([{"z": 0, "y": 1}]), right_on=("z",)
         ),

@@ -14,8 +14,8 @@ import logging
 import warnings
 from pathlib import Path
 
-import ray  # type: ignore[import-not-found]
-import ray.data  # type: ignore[import-not-found]
+import ray
+import ray.data
 
 from tests.unit.data.dataset_cases import cases, result_of
 

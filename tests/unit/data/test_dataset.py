@@ -18,7 +18,7 @@ import pytest
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import Count, Max
-from spotfit.data.context import DataContext
+from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.dataset import Dataset
 from spotfit.data.expressions import col
 from spotfit.data.transforms import RowCountChangedError
@@ -168,6 +168,12 @@ def test_a_union_has_the_rows_of_all() -> None:
     assert ids(numbers(2).union(numbers(3), numbers(1))) == [0, 1, 0, 1, 2, 0]
 
 
+def test_a_union_with_shuffled_rows_is_shuffled() -> None:
+    union = numbers(2).union(numbers(3).random_shuffle(seed=4), numbers(1))
+    assert union.shuffle_settings == numbers(3).random_shuffle(seed=4).shuffle_settings
+    assert sorted(ids(union)) == [0, 0, 0, 1, 1, 2]
+
+
 def test_columns_are_zipped() -> None:
     other = numbers(3).select_columns("square").rename_columns({"square": "other"})
     assert numbers(3).zip(other).take(3)[2] == {"id": 2, "square": 4, "group": 2, "other": 4}
@@ -195,6 +201,13 @@ def test_a_shuffled_dataset_has_every_row_once(call: str) -> None:
     assert sorted(ids(dataset)) == list(range(40))
     assert ids(dataset) == ids(dataset)
     assert ids(dataset) != list(range(40))
+
+
+def test_a_seed_may_be_a_configuration() -> None:
+    seed = RandomSeedConfig(5)
+    assert numbers(3).random_shuffle(seed=seed).shuffle_settings.seed == 5
+    samples = [numbers(100).random_sample(0.5, seed=value) for value in (5, seed)]
+    assert ids(samples[0]) == ids(samples[1])
 
 
 def test_what_is_computed_from_shuffled_rows_does_not_depend_on_their_order() -> None:
@@ -359,6 +372,15 @@ def test_batches_and_rows_are_iterated_in_epochs() -> None:
     assert [len(batch["id"]) for batch in batches] == [8, 8, 4]
 
 
+def test_a_loop_that_iterates_again_gets_another_order() -> None:
+    dataset = numbers(*[5] * 4).random_shuffle(seed=3)
+    passes = [[row["id"] for row in dataset.iter_rows()] for _ in range(3)]
+    assert [sorted(rows) for rows in passes] == [list(range(20))] * 3
+    assert len({tuple(rows) for rows in passes}) == 3
+    copy = pickle.loads(cloudpickle.dumps(dataset))
+    assert [row["id"] for row in copy.iter_rows()] == passes[0]
+
+
 def test_tensors_are_iterated() -> None:
     torch = pytest.importorskip("torch")
     (batch,) = numbers(3).select_columns("id").iter_torch_batches(batch_size=10)
@@ -409,7 +431,8 @@ def test_files_of_every_format_are_written(tmp_path: Path) -> None:
 def test_written_files_are_read_again(tmp_path: Path) -> None:
     numbers(3, 4).filter(expr="id != 2").write_parquet(tmp_path)
     assert ids(spotfit.data.read_parquet(str(tmp_path))) == [0, 1, 3, 4, 5, 6]
-    assert len(spotfit.data.read_parquet(str(tmp_path)).input_files()) == 1
+    (path,) = tmp_path.iterdir()
+    assert spotfit.data.read_parquet(str(tmp_path)).input_files() == [str(path)]
 
 
 def test_pandas_gets_all_rows() -> None:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from spotfit.core.errors import ConfigTypeError
+from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.data import expressions
 from spotfit.data.expressions import Expr, col, evaluate_column, lit, udf
 
 BLOCK = pa.table(
@@ -121,3 +122,15 @@ def test_an_unknown_function_suggests_the_nearest() -> None:
         col("s").str.uper()
     with pytest.raises(AttributeError):
         col("s").no_such_method()
+
+
+@pytest.mark.parametrize("name", ["download", "star", "uuid", "monotonically_increasing_id"])
+def test_a_missing_expression_of_ray_names_another_way(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no expression {name}") as caught:
+        getattr(expressions, name)
+    assert caught.value.do
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = expressions.no_such_name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -10,11 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spotfit.data.row_filters import row_filter
 from spotfit.data.row_functions import MapRows, map_batches_transform
 from spotfit.data.row_plan import UNSHUFFLED, RowPlan, ShuffleSettings, ordered_blocks
+from spotfit.data.selections import FilteredSource
+from spotfit.data.source import DataFile, SourceUnits
 from spotfit.data.transforms import DropColumns, SelectColumns
 from spotfit.data.user_functions import user_function
-from tests.unit.data.row_sources import column_of, number_plan, number_source
+from tests.unit.data.row_sources import UnitSource, column_of, number_plan, number_source
 
 
 def map_rows(function: Any) -> MapRows:
@@ -143,3 +148,58 @@ def test_a_limit_transforms_only_the_rows_that_are_needed() -> None:
 def test_a_limit_may_end_in_a_later_block() -> None:
     blocks = ordered_blocks(number_plan(4, 4), UNSHUFFLED, limit=6)
     assert [block.num_rows for block in blocks] == [4, 2]
+
+
+class FileUnitSource(UnitSource):
+    """Units of a file. Records the threads that read."""
+
+    threads: list[str]
+
+    def list_units(self) -> SourceUnits:
+        files = (DataFile("memory://bucket", "rows", 1, "1"),)
+        return replace(super().list_units(), files=files)
+
+    def read_unit(self, units: SourceUnits, unit: int, columns: Any = None) -> pa.Table:
+        self.threads.append(threading.current_thread().name)
+        return super().read_unit(units, unit, columns)
+
+
+def file_source(*unit_rows: int) -> FileUnitSource:
+    source = number_source(*unit_rows)
+    files = FileUnitSource(source.table, source.unit_rows)
+    files.threads = []
+    return files
+
+
+def test_files_are_read_in_threads_and_functions_called_in_the_own() -> None:
+    source, callers = file_source(3, 3, 3), set[str]()
+
+    def record(row: dict[str, Any]) -> dict[str, Any]:
+        callers.add(threading.current_thread().name)
+        return row
+
+    plan = RowPlan.of_source(source).with_transform(map_rows(record))
+    assert column_of(plan) == list(range(9))
+    assert callers == {threading.current_thread().name}
+    assert all(name.startswith("spotfit-read") for name in source.threads)
+
+
+def test_functions_that_select_rows_are_called_in_the_own_thread() -> None:
+    source = file_source(3, 3, 3)
+    expression = FilteredSource(RowPlan.of_source(source), row_filter(None, "id != 4", {}))
+    assert column_of(RowPlan.of_source(expression)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert all(name.startswith("spotfit-read") for name in source.threads)
+    function = FilteredSource(
+        RowPlan.of_source(source), row_filter(lambda row: row["id"] != 4, None, {})
+    )
+    plan = RowPlan.of_source(function)
+    assert plan.manifest.row_count == 8
+    source.threads.clear()
+    assert column_of(plan) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert set(source.threads) == {threading.current_thread().name}
+
+
+def test_a_few_rows_are_read_without_threads() -> None:
+    source = file_source(3, 3, 3)
+    list(ordered_blocks(RowPlan.of_source(source), UNSHUFFLED, limit=4))
+    assert source.threads == [threading.current_thread().name] * 2

@@ -97,6 +97,26 @@ def test_flat_map_returns_all_rows_of_each_result() -> None:
     assert plan.runs_user_code
 
 
+CALLS: list[int] = []
+
+
+def doubled(row: dict[str, Any]) -> list[dict[str, Any]]:
+    # Pickled by name, so that its copies count here.
+    CALLS.append(row["id"])
+    return [{"n": row["id"]}] * 2
+
+
+def test_a_worker_knows_the_columns_without_calling_the_function() -> None:
+    function = user_function("flat_map", doubled, {})
+    body = cloudpickle.dumps(RowPlan.of_source(FlatMapSource(number_plan(2), function)))
+    CALLS.clear()
+    copy = pickle.loads(body)
+    assert copy.manifest.schema.names == ["n"]
+    assert CALLS == []
+    assert column_of(copy, "n") == [0, 0, 1, 1]
+    assert CALLS == [0, 1]
+
+
 def test_flat_map_accepts_a_single_row_and_a_generator() -> None:
     single = user_function("flat_map", lambda row: row, {})
     assert column_of(RowPlan.of_source(FlatMapSource(number_plan(3), single))) == [0, 1, 2]
