@@ -135,6 +135,12 @@ def test_a_group_of_spot_machines_that_is_granted_is_used_although_another_one_i
     assert decide(run, 202).workers == {"spot": 4}
 
 
+def test_no_standing_request_while_on_demand_machines_start_beside_spot_ones() -> None:
+    run = on_spot(a_run(an_offer("spot", 3.0), CHEAPER, ON_DEMAND, slack_s=SHORT_S), nodes=2)
+    chosen = decide(run, 200)
+    assert (chosen.workers, chosen.standing_offer) == ({"on-demand": 4}, "")
+
+
 def test_a_whole_group_is_not_requested_without_slack_for_its_losses() -> None:
     run = mixed(a_run(slack_s=SHORT_S))
     assert decide(run, 200).standing_offer == ""
