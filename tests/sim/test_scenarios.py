@@ -571,6 +571,20 @@ def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(se
     assert record.finished_at_s <= record.deadline_s
 
 
+@pytest.mark.parametrize(
+    ("seed", "defect"),
+    [
+        (50001, "the time of a start contained the wait for capacity"),
+        (50023, "one failed read repeated all reads of the reports of former leaders"),
+        (50039, "spot machines that were granted waited for a cheaper offer"),
+        (50077, "a disconnected agent made its offer count as refused until the next observation"),
+        (50098, "an elastic group kept machines of another offer until it was complete"),
+    ],
+)
+def test_regression_seeds_of_deadlines_pass(seed: int, defect: str) -> None:
+    assert simulated(deadline_scenario(seed), seed).violation is None, defect
+
+
 def test_elastic_group_grows_before_a_commit_that_is_far_away() -> None:
     """One of six on-demand machines joins first, and its first commit takes ten minutes."""
     seed = 40013

@@ -76,6 +76,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The same by the storage's clock; None if that is not known."""
     waiting_since_s: float | None = None
     """Since when the backend gives a reason why machines of it do not run; None if they do."""
+    granted_s: float | None = None
+    """When the backend gave no reason any more; None if it never gave one."""
+    granted_ms: int | None = None
+    """The same by the storage's clock; None if that is not known."""
     has_trained: bool = False
     """Whether a round has called the training function on its machines."""
     is_unusable: bool = False
@@ -187,7 +191,7 @@ def fold_market(
             refused = _refuse(record, token, elapsed_s, event.reason if event.is_final else "")
             return _without_requests(refused, [token])
         case GroupWaiting(token=token, reason=reason) if token in record.requests:
-            return _wait(record, token, elapsed_s if reason else None)
+            return _wait(record, token, elapsed_s, at_ms, is_waiting=bool(reason))
         case GroupsReleased(token=token, other_tokens=others):
             for one in (token, *others):
                 known = record.requests.get(one)
@@ -255,11 +259,16 @@ def _refuse(record: MarketRecord, token: Token, elapsed_s: float, reason: str) -
     return _with_offer(record, request.offer, after)
 
 
-def _wait(record: MarketRecord, token: Token, since_s: float | None) -> MarketRecord:
+def _wait(
+    record: MarketRecord, token: Token, elapsed_s: float, at_ms: int | None, *, is_waiting: bool
+) -> MarketRecord:
     request = record.requests[token]
-    if request.waiting_since_s is not None and since_s is not None:
+    if is_waiting == (request.waiting_since_s is not None):
         return record
-    changed = replace(request, waiting_since_s=since_s)
+    if is_waiting:
+        changed = replace(request, waiting_since_s=elapsed_s)
+    else:
+        changed = replace(request, waiting_since_s=None, granted_s=elapsed_s, granted_ms=at_ms)
     return replace(record, requests={**record.requests, token: changed})
 
 
@@ -302,20 +311,9 @@ def _start_training(
     elapsed_s: float,
     at_ms: int | None,
 ) -> MarketRecord:
-    new = [
-        one
-        for token in opened.tokens
-        if (one := record.requests.get(token)) is not None and not one.has_trained
-    ]
     durations_s = record.start_durations_s
-    if new:
-        # The latest request: machines that joined before have waited for those of it.
-        started_s = max(elapsed_s - max(one.planned_s for one in new), startup_s)
-        planned_ms = [one.planned_ms for one in new if one.planned_ms is not None]
-        if at_ms is not None and planned_ms:
-            # `elapsed_s` lacks the time from the last entry of the leader that requested them until
-            # the new one has read it: at the first start, most of the boot.
-            started_s = max(started_s, (at_ms - max(planned_ms)) / 1000)
+    started_s = _start_duration_s(record, opened, startup_s, elapsed_s, at_ms)
+    if started_s is not None:
         durations_s = (*durations_s, started_s)[-MAX_MEASUREMENTS:]
     trained = {
         token: replace(one, has_trained=one.has_trained or token in opened.tokens)
@@ -334,6 +332,32 @@ def _start_training(
         startups_s=(*record.startups_s, startup_s)[-MAX_MEASUREMENTS:],
         round=round_,
     )
+
+
+def _start_duration_s(
+    record: MarketRecord,
+    opened: RoundRecord,
+    startup_s: float,
+    elapsed_s: float,
+    at_ms: int | None,
+) -> float | None:
+    """The time from a request for machines, or from their grant if they had to wait for capacity,
+    to the call of the training function; None if the round has no new machines."""
+    requests = (record.requests[token] for token in opened.tokens if token in record.requests)
+    new = [one for one in requests if not one.has_trained]
+    # The first machines of a group of which others still wait were granted at an unknown time.
+    if not new or any(one.waiting_since_s is not None for one in new):
+        return None
+    # The latest request: machines that joined before have waited for those of it.
+    granted_s = max(one.planned_s if one.granted_s is None else one.granted_s for one in new)
+    started_s = max(elapsed_s - granted_s, startup_s)
+    granted_ms = [one.planned_ms if one.granted_s is None else one.granted_ms for one in new]
+    known_ms = [one for one in granted_ms if one is not None]
+    if at_ms is not None and known_ms:
+        # `elapsed_s` lacks the time from the last entry of the leader that requested them until
+        # the new one has read it: at the first start, most of the boot.
+        started_s = max(started_s, (at_ms - max(known_ms)) / 1000)
+    return started_s
 
 
 def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:

@@ -469,9 +469,9 @@ def is_standing_request(view: View, token: Token) -> bool:
 def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
     """Granted groups that are not wanted, and of which no agent is connected.
 
-    Those of other offers once all workers have machines and a round is open; before, a request that
-    waits is kept: it costs nothing, and may be the standing request then. Those of other networks
-    once a round is open: they could not join it.
+    Those of other offers once all workers have machines and a round is open, or one of an elastic
+    run; before, a request that waits is kept: it costs nothing, and may be the standing request
+    then. Those of other networks once a round is open: they could not join it.
     """
     if view.market.choice is None:
         return []
@@ -479,9 +479,11 @@ def _unchosen_groups(view: View, state: LeaderState) -> list[Token]:
     assigned = {one.token for one in view.round.assignments} if view.round is not None else set()
     is_before_round = view.round is None and view.pending_fit_end is None
     # Also on machines of an offer that is not chosen any more, while those of the choice start.
+    # An elastic run trains without the others.
+    needed = max(1, view.spec.min_workers) if view.spec.is_elastic else view.spec.max_workers
     is_training = (
         view.round is not None
-        and view.round.world_size >= view.spec.max_workers
+        and view.round.world_size >= needed
         and all(one.agent in state.members for one in view.round.assignments)
     )
     has_all = is_training or _is_complete(view, state)

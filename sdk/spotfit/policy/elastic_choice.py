@@ -26,7 +26,7 @@ as a start takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -168,7 +168,9 @@ def _has_started(view: View, state: LeaderState, token: Token, node: int) -> boo
     is_running = status is not None and status.state is NodeState.RUNNING
     usage = view.usage.groups.get(token)
     is_billed = usage is not None and usage.machines[node].started_ms is not None
-    return is_running or is_billed or _member_on(state, token, node) is not None
+    has_agent = _member_on(state, token, node) is not None
+    # Also one whose agent has just disconnected, until the machine is recorded as lost.
+    return is_running or is_billed or (token, node) in state.last_agent_by_node or has_agent
 
 
 def _is_in_group(view: View, state: LeaderState, now: float, token: Token, node: int) -> bool:
@@ -223,9 +225,11 @@ def choose_group(
     if sizes.on_demand == 0:
         return _all_on_spot(view, spot, cheap, sizes.reason)
     workers = {} if spot is None or sizes.spot == 0 else {spot.name: sizes.spot}
-    wanted = cheap if _is_return_wanted(elastic, cheap, on_demand) else []
+    workers = {**workers, on_demand.name: sizes.on_demand}
+    is_wanted = _is_return_wanted(elastic, cheap, on_demand) and not _is_moving(view, workers)
+    wanted = cheap if is_wanted else []
     return MachinesChosen(
-        workers={**workers, on_demand.name: sizes.on_demand},
+        workers=workers,
         standing_offer=_standing_offer(view, wanted),
         reason=sizes.reason,
     )
@@ -424,6 +428,14 @@ def _is_return_wanted(
     lowest = min((one.state.usd_per_hour for one in cheap), default=0.0)
     ratio = on_demand.state.usd_per_hour / lowest if lowest > 0 else math.inf
     return elastic.may_return and pays_to_return(elastic.changeover_s, ratio)
+
+
+def _is_moving(view: View, workers: Mapping[str, int]) -> bool:
+    """Whether machines of `workers` start beside ones of other offers that train: a standing
+    request would be a second set of machines beside these."""
+    requests, opened = view.market.requests, view.market.round
+    tokens = () if opened is None else opened.tokens
+    return any(token in requests and requests[token].offer not in workers for token in tokens)
 
 
 def _standing_offer(view: View, wanted: Sequence[ElasticOffer]) -> str:

@@ -182,6 +182,10 @@ def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> floa
     tokens = _tokens_of(view, offer.name)
     if any(has_machines(state, token) or _is_billed(view, token) for token in tokens):
         return None
+    # An agent has just disconnected: until its machine is recorded as lost, the backend's status
+    # may be older than the agent.
+    if any(_had_agent(view, state, token) for token in tokens):
+        return None
     record = view.market.record_of(offer.name)
     waiting_s = [
         state.elapsed_s - view.market.requests[token].planned_s
@@ -213,6 +217,12 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
         for token, one in view.market.requests.items()
         if one.offer == offer and view.groups[token].active_nodes
     ]
+
+
+def _had_agent(view: View, state: LeaderState, token: Token) -> bool:
+    """Whether an agent has been connected that ran on a machine which is not lost."""
+    nodes = view.groups[token].active_nodes
+    return any((token, node) in state.last_agent_by_node for node in nodes)
 
 
 def _is_billed(view: View, token: Token) -> bool:

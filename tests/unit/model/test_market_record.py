@@ -12,6 +12,7 @@ from spotfit.model.events import (
     GroupPlanned,
     GroupRefused,
     GroupsReleased,
+    GroupWaiting,
     JournalEvent,
     MachinesChosen,
     NodeLost,
@@ -85,6 +86,23 @@ def test_a_withdrawn_machine_counts_as_a_refusal() -> None:
         token=TOKEN, node=0, agent=None, reason="withdrawn", cause=FailureCause.PREEMPTION
     )
     assert fold_all((1.0, planned()), (5.0, lost)).record_of("spot").refused_since_s == 5.0
+
+
+def started(*events: tuple[float, JournalEvent]) -> tuple[float, ...]:
+    """The measured starts of a round whose function was called at 300 s."""
+    called = TrainingFunctionStarted(round_number=1, startup_s=10.0)
+    entries = [*events, (290.0, RoundOpened(round=a_round())), (300.0, called)]
+    return fold_all((10.0, planned()), *entries).start_durations_s
+
+
+def test_a_start_does_not_contain_the_wait_for_capacity() -> None:
+    waiting = (20.0, GroupWaiting(token=TOKEN, reason="no capacity"))
+    assert started() == (290.0,)
+    assert started(waiting, (240.0, GroupWaiting(token=TOKEN, reason=""))) == (60.0,)
+
+
+def test_a_start_is_not_measured_while_a_part_of_the_group_waits() -> None:
+    assert started((20.0, GroupWaiting(token=TOKEN, reason="no capacity"))) == ()
 
 
 def unusable(token: Token, node: int = 0) -> NodeLost:

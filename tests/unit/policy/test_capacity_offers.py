@@ -192,6 +192,17 @@ def test_a_group_of_another_offer_is_kept_while_machines_are_missing() -> None:
     assert surplus_groups(run.view, run.state(200)) == []
 
 
+def test_an_elastic_run_releases_a_group_of_another_offer_as_soon_as_it_trains() -> None:
+    run = OfferedRun(SPOT, DEARER, ON_DEMAND, workers=(1, 4))
+    run.choose_workers(0, spot=4)
+    run.request(0, "t-1", SPOT)
+    run.connect("t-1")
+    run.request(50, "t-2", DEARER, nodes=4)
+    assert surplus_groups(run.view, run.state(90)) == []
+    run.train(100)
+    assert surplus_groups(run.view, run.state(200)) == [SECOND]
+
+
 def test_a_group_whose_agents_are_connected_is_no_surplus() -> None:
     run = moved_run()
     run.connect("t-2", first=2, nodes=1)

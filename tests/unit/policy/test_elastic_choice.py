@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.model.events import GroupWaiting, MachinesChosen, NodeLost, PreemptionNoticed
+from spotfit.model.events import (
+    FailureCause,
+    GroupWaiting,
+    MachinesChosen,
+    NodeLost,
+    PreemptionNoticed,
+    RoundClosed,
+)
 from spotfit.model.group import NodeState
 from spotfit.model.leader_state import Training
 from spotfit.policy.machine_choice import choose_machines
@@ -133,6 +140,19 @@ def test_a_group_of_spot_machines_that_is_granted_is_used_although_another_one_i
     run.request(200, "t-2", SPOT, nodes=4)
     run.bill(201, "t-2", started_s=201, nodes=4)
     assert decide(run, 202).workers == {"spot": 4}
+
+
+def test_no_standing_request_while_on_demand_machines_start_beside_spot_ones() -> None:
+    run = on_spot(a_run(an_offer("spot", 3.0), CHEAPER, ON_DEMAND), nodes=4)
+    run.choose_workers(200, on_demand=4)
+    run.request(200, "t-2", ON_DEMAND, nodes=4)
+    chosen = decide(run, 300)
+    assert (chosen.workers, chosen.standing_offer) == ({"on-demand": 4}, "")
+    run.add(300, RoundClosed(round_number=1, cause=FailureCause.RESIZE, reason=""))
+    run.members.clear()
+    run.connect("t-2", first=4, nodes=4)
+    run.train(300)
+    assert decide(run, 400).standing_offer == "cheaper"
 
 
 def test_a_whole_group_is_not_requested_without_slack_for_its_losses() -> None:

@@ -14,7 +14,7 @@ from spotfit.model.offer import Market
 from spotfit.model.spec import RunTiming
 from spotfit.policy.cost_budget import affords
 from spotfit.policy.machine_choice import choose_machines, deadline_state
-from spotfit.testing.builders import a_group_status
+from spotfit.testing.builders import a_group_status, an_agent_id
 from tests.unit.policy.offered_run import (
     DEARER,
     HOUR_S,
@@ -254,6 +254,18 @@ def test_machines_that_run_are_not_refused(*, is_connected: bool) -> None:
     else:
         statuses = {Token("t-1"): a_group_status(NodeState.RUNNING, NodeState.WAITING)}
     assert workers(run, 500, group_statuses=statuses) == ON_SPOT
+
+
+def test_an_agent_that_has_just_disconnected_does_not_make_its_offer_refused() -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND)
+    run.choose(0, "spot")
+    run.request(0, "t-1", SPOT)
+    run.wait_at_backend(1, "t-1")
+    assert workers(run, 500) == {"dearer": 2}
+    left = {(Token("t-1"), 0): an_agent_id(0)}
+    assert workers(run, 500, last_agent_by_node=left) == ON_SPOT, "its loss is not recorded yet"
+    run.add(501, NodeLost(token=Token("t-1"), node=0, agent=an_agent_id(0), reason="reclaimed"))
+    assert workers(run, 501, last_agent_by_node=left) == {"dearer": 2}
 
 
 def test_all_offers_of_a_network_whose_machines_can_train_nothing_count_as_refused() -> None:
