@@ -187,7 +187,7 @@ def plan_buckets(
     if groups is None or groups == 0:
         return [part for same in by_type(reverse) for part in _split_by_size(same)]
     if isinstance(groups, int):
-        per_group = -(-len(reverse) // groups)
+        per_group = max(1, -(-len(reverse) // groups))
         chosen = [reverse[at : at + per_group] for at in range(0, len(reverse), per_group)]
     else:
         position = {parameter: at for at, parameter in enumerate(reverse)}
