@@ -14,6 +14,7 @@ from torch import Tensor, zeros_like
 
 from spotfit.core.errors import ConfigError
 from spotfit.horovod.torch.gradient_compression import Compressor
+from spotfit.horovod.torch.handles import CollectiveHandle
 from spotfit.horovod.torch.process_sets import ProcessSet
 from spotfit.horovod.torch.reductions import (
     by_type,
@@ -115,13 +116,13 @@ class GradientBuckets:
     def finish(self) -> None:
         """Reduce what has not been reduced, and set the gradients to the results.
 
-        Parameters without a gradient take part with zeros, and have a gradient afterwards.
+        Parameters without a gradient take part with zeros, and have a gradient afterwards. Raises
+        `HorovodInternalError` if another rank has ended.
         """
         while self._started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
-            for work in bucket.works:
-                work.wait()
+            CollectiveHandle(bucket.works, lambda: None).wait()
             for finish in bucket.finish:
                 finish()
         self.reset()

@@ -41,7 +41,9 @@ class ElasticSampler(Sampler[int]):
     def reset(self) -> None:
         """Divide the remaining rows of the epoch over the ranks."""
         self.num_replicas, self.rank = size(), rank()
-        remaining = max(0, len(self.dataset) - self.processed_num)
+        # Not changed by `record_batch`: the length of a loader does not change while it is read.
+        self._first_row = self.processed_num
+        remaining = max(0, len(self.dataset) - self._first_row)
         self.num_samples = -(-remaining // self.num_replicas)
 
     def state_dict(self) -> dict[str, int]:
@@ -61,7 +63,7 @@ class ElasticSampler(Sampler[int]):
             rows = torch.randperm(len(rows), generator=generator).tolist()
         # All ranks have equally many rows: the first ones of the epoch fill the last batch, also
         # after a restart.
-        padded = islice(cycle(rows), self.processed_num, None)
+        padded = islice(cycle(rows), self._first_row, None)
         own = islice(padded, self.rank, None, self.num_replicas)
         return islice(own, self.num_samples)
 
