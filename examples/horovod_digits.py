@@ -40,7 +40,7 @@ def train() -> float:
             state.epoch = epoch
             for number, (rows, targets) in enumerate(loader):
                 state.optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(state.model(rows), targets).backward()
+                torch.nn.functional.cross_entropy(state.model(rows), targets).backward()  # type: ignore[no-untyped-call]
                 state.optimizer.step()
                 state.sampler.record_batch(number, len(rows))
                 state.commit()

@@ -41,7 +41,7 @@ def train(config: dict[str, Any]) -> list[list[float]]:
             state.epoch = epoch
             for number, (inputs, targets) in enumerate(loader):
                 optimizer.zero_grad()
-                nn.functional.mse_loss(model(inputs).squeeze(1), targets).backward()
+                nn.functional.mse_loss(model(inputs).squeeze(1), targets).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 sampler.record_batch(number, BATCH_SIZE)
                 state.batches += 1

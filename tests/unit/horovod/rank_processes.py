@@ -71,7 +71,7 @@ def serve_rank(pipe: Any, store: str, rank: int, world_size: int, local_rank: in
     while True:
         function, args = cloudpickle.loads(pipe.recv_bytes())
         try:
-            answer = None, function(*args)
+            answer: tuple[str | None, Any] = None, function(*args)
         except Exception:  # noqa: BLE001 - of the test's function
             answer = traceback.format_exc(), None
         pipe.send(answer)

@@ -26,7 +26,7 @@ def test_another_configuration_is_rejected() -> None:
 @pytest.mark.parametrize("argument", ["metadata", "resume_from_checkpoint"])
 def test_removed_arguments_of_ray_are_rejected(argument: str) -> None:
     with pytest.raises(DeprecationWarning, match=argument):
-        HorovodTrainer(print, **{argument: {"a": 1}})
+        HorovodTrainer(print, **{argument: {"a": 1}})  # type: ignore[arg-type]  # any argument
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

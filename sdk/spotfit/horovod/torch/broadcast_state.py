@@ -14,7 +14,7 @@ from spotfit.horovod.torch.process_sets import rank, size
 
 
 def broadcast_parameters(
-    params: Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]], root_rank: int
+    params: Mapping[str, Any] | Iterable[Tensor | tuple[str, Tensor]], root_rank: int
 ) -> None:
     """Set tensors to those of `root_rank`, in place.
 

@@ -49,7 +49,7 @@ def test_an_optimizer_without_state_receives_that_of_the_root(
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = (weight * weight).sum()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
         if hvd.rank() == 0:

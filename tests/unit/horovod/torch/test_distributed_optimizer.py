@@ -43,7 +43,7 @@ def train(model: nn.Module, optimizer: Any, steps: int = STEPS) -> list[torch.Te
     for step in range(steps):
         optimizer.zero_grad()
         rows, targets = batch(hvd.rank(), step)
-        nn.functional.mse_loss(model(rows), targets).backward()
+        nn.functional.mse_loss(model(rows), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     parameters = list(model.parameters())
     return [one.grad for one in parameters if one.grad is not None] + [
@@ -134,7 +134,7 @@ def test_gradients_are_the_averages_of_all_ranks(
         model = make_model()
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **options)
         rows, targets = batch(hvd.rank(), 0)
-        nn.functional.mse_loss(model(rows), targets).backward()
+        nn.functional.mse_loss(model(rows), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.synchronize()
         return [one.grad for one in model.parameters() if one.grad is not None]
 
@@ -151,7 +151,7 @@ def test_sums_are_not_divided(ranks: RankProcesses) -> None:
     def reduce() -> list[float]:
         weight = nn.Parameter(torch.zeros(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum)
-        (weight * (hvd.rank() + 1)).sum().backward()
+        (weight * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         values: list[float] = weight.tolist()
         return values
@@ -164,10 +164,10 @@ def test_gradients_of_several_passes_are_reduced_once(ranks: RankProcesses) -> N
         weight = nn.Parameter(torch.zeros(1))
         plain = torch.optim.SGD([weight], lr=1.0)
         optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
-        (weight * (hvd.rank() + 1)).sum().backward()
+        (weight * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         assert weight.grad is not None
         before: list[float] = weight.grad.tolist()
-        (weight * 10.0).sum().backward()
+        (weight * 10.0).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return before, weight.tolist()
 
@@ -178,9 +178,9 @@ def test_more_passes_than_expected_are_rejected(ranks: RankProcesses) -> None:
     def reduce() -> str:
         weight = nn.Parameter(torch.zeros(1))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-        weight.sum().backward()
+        weight.sum().backward()  # type: ignore[no-untyped-call]
         try:
-            weight.sum().backward()
+            weight.sum().backward()  # type: ignore[no-untyped-call]
         except ConfigError as error:
             optimizer.synchronize()
             return str(error)
@@ -194,7 +194,7 @@ def test_gradients_may_be_changed_before_the_step(ranks: RankProcesses) -> None:
     def clip() -> list[float]:
         weight = nn.Parameter(torch.zeros(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-        (weight * (hvd.rank() + 1)).sum().backward()
+        (weight * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.synchronize()
         assert weight.grad is not None
         assert weight.grad.tolist() == [2.0, 2.0]
@@ -211,7 +211,7 @@ def test_zero_grad_is_rejected_while_gradients_are_reduced(ranks: RankProcesses)
     def zero() -> str:
         weight = nn.Parameter(torch.zeros(1))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-        weight.sum().backward()
+        weight.sum().backward()  # type: ignore[no-untyped-call]
         try:
             optimizer.zero_grad()
         except ConfigError as error:
@@ -250,7 +250,7 @@ def test_a_closure_sees_the_gradients_of_all_ranks(ranks: RankProcesses) -> None
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = ((weight - hvd.rank()) ** 2).sum()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
         for _ in range(5):
@@ -267,7 +267,8 @@ def test_reductions_start_during_the_backward_pass(ranks: RankProcesses) -> None
     def observe() -> list[int]:
         import torch.distributed as dist
 
-        model = nn.Sequential(*(nn.Linear(600, 600) for _ in range(4)))
+        layers = [nn.Linear(600, 600) for _ in range(4)]
+        model = nn.Sequential(*layers)
         hvd.DistributedOptimizer(sgd(model), groups=4)
         started, reduce = 0, dist.all_reduce
 
@@ -277,7 +278,7 @@ def test_reductions_start_during_the_backward_pass(ranks: RankProcesses) -> None
             return reduce(*args, **options)
 
         seen: list[int] = []
-        model[0].weight.register_hook(lambda _: seen.append(started))
+        layers[0].weight.register_hook(lambda _: seen.append(started))  # type: ignore[no-untyped-call]
         dist.all_reduce = count
         try:
             model(torch.ones(1, 600)).sum().backward()
@@ -293,13 +294,13 @@ def test_reductions_start_during_the_backward_pass(ranks: RankProcesses) -> None
 def test_the_optimizer_keeps_its_class_state_and_scheduler() -> None:
     weight = nn.Parameter(torch.ones(1))
     plain = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     plain.step()
     scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.1)
     optimizer = hvd.DistributedOptimizer(plain, [("weight", weight)])
     assert isinstance(optimizer, torch.optim.SGD)
     optimizer.zero_grad()
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     scheduler.step()
     assert weight.item() == 1.0 - 1.0 - 1.5, "with the momentum of the first step"
@@ -314,7 +315,7 @@ def test_a_scheduler_of_the_distributed_optimizer_warns_of_nothing() -> None:
     weight = nn.Parameter(torch.ones(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.5
@@ -324,7 +325,7 @@ def test_a_scheduler_of_the_distributed_optimizer_warns_of_nothing() -> None:
 def test_synchronizing_twice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     weight = nn.Parameter(torch.ones(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     optimizer.synchronize()
     optimizer.step()
     assert "horovod.synchronized_twice" in caplog.text

@@ -96,7 +96,7 @@ def test_objects_of_any_kind_are_exchanged(ranks: RankProcesses) -> None:
 def test_gradients_of_a_gathered_tensor_are_averaged(ranks: RankProcesses) -> None:
     def differentiate() -> torch.Tensor | None:
         own = torch.ones(hvd.rank() + 1, requires_grad=True)
-        (hvd.allgather(own) * torch.arange(6.0) * (hvd.rank() + 1)).sum().backward()
+        (hvd.allgather(own) * torch.arange(6.0) * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         return own.grad
 
     # Rank r multiplies by r + 1: 2 on average.
@@ -107,7 +107,7 @@ def test_gradients_of_a_gathered_tensor_are_averaged(ranks: RankProcesses) -> No
 def test_gradients_of_a_broadcast_reach_the_root_only(ranks: RankProcesses) -> None:
     def differentiate() -> torch.Tensor | None:
         own = torch.ones(2, requires_grad=True)
-        (hvd.broadcast(own, root_rank=1) * (hvd.rank() + 1)).sum().backward()
+        (hvd.broadcast(own, root_rank=1) * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         return own.grad
 
     assert [one.tolist() for one in ranks.run(differentiate)] == [[0, 0], [2, 2], [0, 0]]
@@ -117,7 +117,7 @@ def test_gradients_of_alltoall_return_to_the_sender(ranks: RankProcesses) -> Non
     def differentiate() -> torch.Tensor | None:
         own = torch.ones(6, requires_grad=True)
         received = hvd.alltoall(own, splits=[1, 2, 3])[0]
-        (received * (hvd.rank() + 1)).sum().backward()
+        (received * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         return own.grad
 
     for gradient in ranks.run(differentiate):
@@ -156,7 +156,7 @@ def test_one_rank_alone_receives_its_own_values() -> None:
 @pytest.mark.usefixtures("alone")
 def test_a_gradient_of_one_rank_alone_is_its_own() -> None:
     own = torch.ones(3, requires_grad=True)
-    (hvd.allgather(hvd.broadcast(own, root_rank=0)) * 2).sum().backward()
+    (hvd.allgather(hvd.broadcast(own, root_rank=0)) * 2).sum().backward()  # type: ignore[no-untyped-call]
     assert own.grad is not None
     assert own.grad.tolist() == [2, 2, 2]
 

@@ -139,7 +139,8 @@ def test_grouped_allreduce_reduces_tensors_of_several_types(ranks: RankProcesses
 def test_sparse_tensors_are_added_up(ranks: RankProcesses) -> None:
     def sparse(rank: int) -> torch.Tensor:
         values = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) * (rank + 1)
-        return torch.sparse_coo_tensor([[0, rank + 1]], values, (5, 2), check_invariants=True)
+        places = torch.tensor([[0, rank + 1]])
+        return torch.sparse_coo_tensor(places, values, (5, 2), check_invariants=True)
 
     def reduce() -> torch.Tensor:
         total = hvd.sparse_allreduce_async(sparse(hvd.rank()), name="x", op=hvd.Average)()
@@ -164,7 +165,7 @@ def test_reducescatter_gives_each_rank_its_rows(ranks: RankProcesses) -> None:
 def test_gradients_of_an_average_are_averaged(ranks: RankProcesses) -> None:
     def differentiate() -> torch.Tensor | None:
         own = VALUES[hvd.rank()].clone().requires_grad_()
-        (hvd.allreduce(own) * (hvd.rank() + 1)).sum().backward()
+        (hvd.allreduce(own) * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         return own.grad
 
     # The gradient of the result is rank + 1 on each rank.
@@ -188,7 +189,7 @@ def test_gradients_of_grouped_sums_are_added_up(ranks: RankProcesses) -> None:
 def test_gradients_of_reducescatter_are_gathered(ranks: RankProcesses) -> None:
     def differentiate() -> torch.Tensor | None:
         own = torch.ones(5, requires_grad=True)
-        (hvd.reducescatter(own) * (hvd.rank() + 1)).sum().backward()
+        (hvd.reducescatter(own) * (hvd.rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]
         return own.grad
 
     for gradient in ranks.run(differentiate):
@@ -200,7 +201,7 @@ def test_gradients_of_a_maximum_are_rejected(ranks: RankProcesses) -> None:
         own = VALUES[hvd.rank()].clone().requires_grad_()
         reduced = hvd.allreduce(own, op=hvd.Max)
         try:
-            reduced.sum().backward()
+            reduced.sum().backward()  # type: ignore[no-untyped-call]
         except ConfigError as error:
             return str(error)
         return ""

@@ -40,7 +40,7 @@ def test_joined_ranks_take_part_in_steps_of_an_optimizer(ranks: RankProcesses) -
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
         for _ in range(hvd.rank()):
             optimizer.zero_grad()
-            (weight * 3.0).sum().backward()
+            (weight * 3.0).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         last = hvd.join()
         hvd.broadcast_parameters([weight], root_rank=last)

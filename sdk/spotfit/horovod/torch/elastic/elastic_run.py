@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from spotfit.core.errors import ConfigError
 from spotfit.horovod.torch.elastic.elastic_state import ObjectState
@@ -16,11 +16,23 @@ from spotfit.model.failure_model import SaveCondition
 from spotfit.torch.checkpoint.checkpointer import Checkpointer
 from spotfit.worker.training_api import has_session
 
-_Function = Callable[..., Any]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@overload
+def run(func: FunctionT) -> FunctionT: ...
+
+
+@overload
+def run(
+    *,
+    every: SaveCondition | Sequence[SaveCondition] = "auto",
+    max_overhead: float | None = None,
+) -> Callable[[FunctionT], FunctionT]: ...
 
 
 def run(
-    func: _Function | None = None,
+    func: Callable[..., Any] | None = None,
     *,
     every: SaveCondition | Sequence[SaveCondition] = "auto",
     max_overhead: float | None = None,
