@@ -226,7 +226,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     script = dedent_script("""
         from ray import train
         train.no_such_name
-        train.horovod.HorovodConfig(None)
+        train.mosaic.MosaicConfig(None)
         train.report({})
     """)
     assert migrated_text(script) == script.replace(
@@ -234,7 +234,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     )
     assert manual_work(script) == [
         "3: ray.train.no_such_name",
-        "4: ray.train.horovod.HorovodConfig",
+        "4: ray.train.mosaic.MosaicConfig",
     ]
 
 
@@ -242,12 +242,12 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     ("trainer", "reported"),
     [
         (
-            "from ray.train.horovod import HorovodTrainer as T",
-            "ray.train.horovod.HorovodTrainer",
+            "from ray.train.mosaic import MosaicTrainer as T",
+            "ray.train.mosaic.MosaicTrainer",
         ),
         (
-            "import ray.train.horovod as x\nT = x.HorovodTrainer",
-            "ray.train.horovod.HorovodTrainer",
+            "import ray.train.mosaic as x\nT = x.MosaicTrainer",
+            "ray.train.mosaic.MosaicTrainer",
         ),
         ("import ray\nT = ray.train.mosaic.MosaicTrainer", "ray.train.mosaic.MosaicTrainer"),
         ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
