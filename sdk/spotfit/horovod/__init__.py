@@ -5,8 +5,7 @@ Importing this package must not import torch; each name loads its module on firs
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spotfit.core.lazy_names import lazy_names
 
@@ -21,8 +20,4 @@ _MODULES = {
 
 __all__ = ["HorovodConfig", "HorovodTrainer"]
 
-_get_name, __dir__ = lazy_names(__name__, _MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.torch") if name == "torch" else _get_name(name)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

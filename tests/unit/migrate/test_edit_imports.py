@@ -312,7 +312,7 @@ def test_a_script_without_ray_is_unchanged(script: str) -> None:
         ),
         (
             "import horovod.torch\nhorovod.torch.init()\n",
-            "import spotfit\nspotfit.horovod.torch.init()\n",
+            "import spotfit.horovod.torch\nspotfit.horovod.torch.init()\n",
         ),
         (
             "from ray.train.horovod import HorovodTrainer\nHorovodTrainer(print)\n",

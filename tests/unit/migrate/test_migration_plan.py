@@ -99,6 +99,7 @@ def test_a_variable_without_effect_is_no_manual_work() -> None:
 TRAINER_MODULES = {
     "AccelerateTrainer": "ray.train.huggingface",
     "DataParallelTrainer": "ray.train.v2.api.data_parallel_trainer",
+    "HorovodTrainer": "ray.train.horovod",
     "TensorflowTrainer": "ray.train.tensorflow",
     "TorchTrainer": "ray.train.torch",
     "TransformersTrainer": "ray.train.huggingface",
@@ -130,7 +131,10 @@ def arguments_of(kind: type) -> set[str]:
 
 def test_every_argument_that_raises_a_deprecation_warning_is_listed() -> None:
     refused: dict[str, set[str]] = defaultdict(set)
-    for module in (spotfit, spotfit.huggingface, spotfit.tensorflow, spotfit.torch):
+    for module in (
+        *(spotfit, spotfit.horovod, spotfit.huggingface),
+        *(spotfit.tensorflow, spotfit.torch),
+    ):
         for name in module.__all__:
             if name.endswith(("Config", "Trainer")):
                 function = [print] if name.endswith("Trainer") else []
@@ -172,7 +176,7 @@ def test_cluster_calls_remain_if_ray_is_needed(need: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["import ray.data", "from ray import tune", "from ray.train.horovod import *"]
+    "other", ["import ray.data", "from ray import tune", "from ray.train.mosaic import *"]
 )
 def test_cluster_calls_remain_for_other_libraries_of_ray(other: str) -> None:
     script = f"import ray\n{other}\nray.init()\n"
