@@ -36,7 +36,7 @@ class _Announcements:
         self.count = 0
         """Equal on all ranks between two collectives."""
         self._pending: deque[tuple[Any, torch.Tensor]] = deque()
-        # torch does not keep the tensor of a collective that nobody waits for.
+        # Without `wait` torch does not keep the tensor of a collective.
 
     def start(self, values: list[int]) -> tuple[Any, torch.Tensor]:
         """Start the sum of `values` over all ranks; return torch's work and the tensor."""
