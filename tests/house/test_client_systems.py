@@ -33,6 +33,8 @@ GUARDED = {
     "sdk/spotfit/checkpoint/checkpoint_dir.py": {"fcntl", "getuid", "O_CLOEXEC", "pread", "pwrite"},
     "sdk/spotfit/checkpoint/shm_segment.py": {"MAP_POPULATE", "MAP_SHARED", "posix_fallocate"},
     "sdk/spotfit/host/machine.py": {"fcntl", "sched_getaffinity"},
+    # The name of a function of Horovod.
+    "sdk/spotfit/horovod/torch/__init__.py": {"poll"},
     # In the child of a fork.
     "sdk/spotfit/store/clients.py": {"memfd_create", "register_at_fork"},
 }
