@@ -114,6 +114,7 @@ _PUBLIC_SUBMODULES = (
     "backend",
     "collective",
     "data",
+    "horovod",
     "huggingface",
     "jax",
     "lightgbm",

@@ -15,6 +15,7 @@ EXPECTED_OUTPUT = {
     "02_resume_after_reclaim.py": "counted to 100; preempted: [ReclaimRecord(",
     "04_any_cloud.py": "local: 60 steps, total 1770",
     "04_any_cloud.py sim://aws_batch": "sim://aws_batch: 60 steps, total 1770",
+    "horovod_digits.py": "6 epochs, accuracy above 90 %: True",
     "predict_digits.py": "36 shards, 1797 rows, 100% correct\nthe exported program agrees: True",
     "dataset_digits.py": "2 kills; equal weights: True",
     "03_shard_and_reshard.py": "three workers: {'from': 30, 'to': 60",

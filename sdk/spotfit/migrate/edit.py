@@ -23,7 +23,7 @@ from spotfit.migrate.migration_plan import (
     make_plan,
     unsupported_trainers,
 )
-from spotfit.migrate.name_map import RAY_ROOT, SpotfitName, find_counterpart
+from spotfit.migrate.name_map import MIGRATED_PACKAGES, SpotfitName, find_counterpart
 from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, UsageScan, dotted_name, scan_usage
 
 # --- Replacement of import statements -------------------------------------------------------------
@@ -131,9 +131,10 @@ def _add_missing_imports(
     names = []
     if any(set(own) & set(use.bindings) for use in plan.spotfit_uses):
         names.append((SPOTFIT, plan.spotfit_alias))
-    ray_bindings = {binding for binding in own if binding.bound_name == RAY_ROOT}
-    if any(ray_bindings & set(use.bindings) for use in plan.ray_uses):
-        names.append((RAY_ROOT[0], RAY_ROOT[0]))
+    for package in MIGRATED_PACKAGES:
+        bindings = {binding for binding in own if binding.bound_name == (package,)}
+        if any(bindings & set(use.bindings) for use in plan.ray_uses):
+            names.append((package, package))
     for module, local_name in names:
         block = _enclosing_block(node, scan)
         # Only imports of the same block: one in a function or an `if` binds the name only there.

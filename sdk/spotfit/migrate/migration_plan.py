@@ -119,10 +119,10 @@ def unsupported_trainers(scan: UsageScan) -> list[MigrationNote]:
 def counterpart_of(binding: ImportBinding) -> SpotfitName | None:
     """Return the spotfit equivalent of the object that an import binds; None without one.
 
-    If there is one, the local name is kept and bound to the equivalent. None for the package `ray`
-    itself.
+    If there is one, the local name is kept and bound to the equivalent. None for the packages `ray`
+    and `horovod` themselves.
     """
-    if binding.bound_name == RAY_ROOT:
+    if len(binding.bound_name) == 1:
         return None
     counterpart = find_counterpart(binding.bound_name)
     # A call such as `get_context().get_world_rank` cannot be imported under a name.

@@ -13,6 +13,8 @@ DottedName = tuple[str, ...]
 """The parts of a dotted name: ("ray", "train")."""
 
 RAY_ROOT: DottedName = ("ray",)
+MIGRATED_PACKAGES = ("ray", "horovod")
+"""The packages whose names are replaced. Horovod's scripts are commonly started by Ray."""
 
 MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "air"): "spotfit",
@@ -23,6 +25,9 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train"): "spotfit",
     ("ray", "train", "backend"): "spotfit.backend",
     ("ray", "train", "collective"): "spotfit.collective",
+    ("horovod", "torch"): "spotfit.horovod.torch",
+    ("horovod", "torch", "elastic"): "spotfit.horovod.torch.elastic",
+    ("ray", "train", "horovod"): "spotfit.horovod",
     ("ray", "train", "huggingface"): "spotfit.huggingface",
     ("ray", "train", "huggingface", "transformers"): "spotfit.huggingface.transformers",
     ("ray", "air", "integrations", "keras"): "spotfit.tensorflow.keras",
@@ -40,7 +45,7 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train", "v2", "xgboost"): "spotfit.xgboost",
     ("ray", "train", "xgboost"): "spotfit.xgboost",
 }
-"""Public modules of Ray, and the spotfit modules with the same public names."""
+"""Public modules of Ray and Horovod; the spotfit modules with the same public names."""
 
 CONTEXT_METHODS = frozenset(
     [
@@ -70,6 +75,7 @@ REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         ("checkpoint_at_end", "checkpoint_frequency"), "call report(checkpoint=...) instead"
     ),
     "DataParallelTrainer": _REMOVED_TRAINER_ARGUMENTS,
+    "HorovodTrainer": _REMOVED_TRAINER_ARGUMENTS,
     "FailureConfig": {"fail_fast": "use max_failures=0"},
     "RunConfig": {
         "log_to_file": "remove it, output is always stored",
@@ -95,6 +101,10 @@ _TASKS_ADVICE = (
     "before fit()."
 )
 _CLUSTER_ADVICE = "spotfit has no cluster: the provisioner= of the trainer provides machines."
+_HOROVOD_TENSORFLOW_ADVICE = (
+    "spotfit.horovod is for PyTorch: use spotfit.tensorflow.TensorflowTrainer with "
+    "tf.distribute.MultiWorkerMirroredStrategy."
+)
 _STILL_NEEDED = "Not removed, because other lines still need Ray."
 
 _TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
@@ -102,6 +112,13 @@ _CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
 ADVICE: Mapping[DottedName, str] = {
     **{("ray", name): _TASKS_ADVICE for name in _TASKS},
     **{("ray", name): _CLUSTER_ADVICE for name in _CLUSTER},
+    ("horovod",): (
+        "spotfit.horovod has Horovod's interface for PyTorch only, and HorovodTrainer starts the "
+        "workers; see docs/guides/horovod.md."
+    ),
+    ("horovod", "keras"): _HOROVOD_TENSORFLOW_ADVICE,
+    ("horovod", "tensorflow"): _HOROVOD_TENSORFLOW_ADVICE,
+    ("horovod", "torch"): "spotfit.horovod.torch has no such name; see docs/guides/horovod.md.",
     ("ray",): "spotfit has no equivalent; this line still uses Ray.",
     ("ray", "air"): "This was part of Ray AIR, which no longer exists.",
     ("ray", "air", "integrations"): _NO_INTEGRATION_ADVICE,
@@ -117,7 +134,7 @@ ADVICE: Mapping[DottedName, str] = {
     ("ray", "train"): "spotfit has no such name; see docs/migrating_from_ray_train.md.",
     ("ray", "train", "_internal"): "This is internal to Ray and has no equivalent.",
     ("ray", "train", "huggingface"): "spotfit.huggingface has no such name; see its guide.",
-    ("ray", "train", "horovod"): "Ray has removed Horovod, too: use TorchTrainer.",
+    ("ray", "train", "horovod"): "spotfit.horovod has no such name; see docs/guides/horovod.md.",
     ("ray", "train", "v2", "_internal"): "This is internal to Ray and has no equivalent.",
     ("ray", "tune"): (
         "spotfit has no Tune: loop over the configurations and call fit() or submit() for each."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import libcst as cst
 from libcst import metadata
 
-from spotfit.migrate.name_map import RAY_ROOT, DottedName
+from spotfit.migrate.name_map import MIGRATED_PACKAGES, DottedName
 
 SPOTFIT = "spotfit"
 _RAY_NAME_PATTERN = re.compile(r"\bray(?:\.\w+)+")
@@ -136,7 +136,7 @@ class _ImportCollector(_Collector):
             return False
         module = dotted_name(node.module)
         if isinstance(node.names, cst.ImportStar):
-            if module[:1] == RAY_ROOT:
+            if module[0] in MIGRATED_PACKAGES:
                 self._scan.star_imports.append((node, module, self._line_of(node)))
             return False
         for alias in node.names:
@@ -156,7 +156,7 @@ class _ImportCollector(_Collector):
         path: DottedName,
         imported: DottedName,
     ) -> None:
-        if path[:1] != RAY_ROOT:
+        if path[0] not in MIGRATED_PACKAGES:
             return
         self._scan.bindings.append(
             ImportBinding(

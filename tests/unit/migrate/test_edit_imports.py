@@ -271,7 +271,8 @@ def test_an_existing_name_spotfit_is_not_overwritten() -> None:
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        ("from ray.train.horovod import HorovodConfig", "ray.train.horovod.HorovodConfig"),
+        ("from ray.train.mosaic import MosaicConfig", "ray.train.mosaic.MosaicConfig"),
+        ("import horovod.tensorflow as hvd", "horovod.tensorflow"),
         ("from ray import *", "from ray import *"),
         ("import ray.data", "ray.data"),
         ("from ray.train._internal.session import get_session", "ray.train._internal.session.get_session"),  # noqa: E501
@@ -296,3 +297,35 @@ def test_names_without_counterpart_remain_and_are_reported(statement: str, what:
 def test_a_script_without_ray_is_unchanged(script: str) -> None:
     assert migrated_text(script) == script
     assert manual_work(script) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (
+            "import horovod.torch as hvd\nhvd.init()\n",
+            "import spotfit.horovod.torch as hvd\nhvd.init()\n",
+        ),
+        (
+            "from horovod.torch.elastic.state import TorchState\nTorchState()\n",
+            "from spotfit.horovod.torch.elastic import TorchState\nTorchState()\n",
+        ),
+        (
+            "import horovod.torch\nhorovod.torch.init()\n",
+            "import spotfit.horovod.torch\nspotfit.horovod.torch.init()\n",
+        ),
+        (
+            "from ray.train.horovod import HorovodTrainer\nHorovodTrainer(print)\n",
+            "from spotfit.horovod import HorovodTrainer\nHorovodTrainer(print)\n",
+        ),
+    ],
+)
+def test_names_of_horovod_are_migrated(script: str, expected: str) -> None:
+    assert migrated_text(script) == expected
+    assert manual_work(script) == []
+
+
+def test_starting_horovod_remains_and_is_reported() -> None:
+    script = "import horovod\nimport horovod.torch as hvd\nhvd.init()\nhorovod.run(print)\n"
+    assert migrated_text(script) == script.replace("horovod.torch", "spotfit.horovod.torch")
+    assert manual_work(script) == ["4: horovod.run"]

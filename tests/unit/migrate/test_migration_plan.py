@@ -99,6 +99,7 @@ def test_a_variable_without_effect_is_no_manual_work() -> None:
 TRAINER_MODULES = {
     "AccelerateTrainer": "ray.train.huggingface",
     "DataParallelTrainer": "ray.train.v2.api.data_parallel_trainer",
+    "HorovodTrainer": "ray.train.horovod",
     "TensorflowTrainer": "ray.train.tensorflow",
     "TorchTrainer": "ray.train.torch",
     "TransformersTrainer": "ray.train.huggingface",
@@ -130,7 +131,10 @@ def arguments_of(kind: type) -> set[str]:
 
 def test_every_argument_that_raises_a_deprecation_warning_is_listed() -> None:
     refused: dict[str, set[str]] = defaultdict(set)
-    for module in (spotfit, spotfit.huggingface, spotfit.tensorflow, spotfit.torch):
+    for module in (
+        *(spotfit, spotfit.horovod, spotfit.huggingface),
+        *(spotfit.tensorflow, spotfit.torch),
+    ):
         for name in module.__all__:
             if name.endswith(("Config", "Trainer")):
                 function = [print] if name.endswith("Trainer") else []
@@ -172,7 +176,7 @@ def test_cluster_calls_remain_if_ray_is_needed(need: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["import ray.data", "from ray import tune", "from ray.train.horovod import *"]
+    "other", ["import ray.data", "from ray import tune", "from ray.train.mosaic import *"]
 )
 def test_cluster_calls_remain_for_other_libraries_of_ray(other: str) -> None:
     script = f"import ray\n{other}\nray.init()\n"
@@ -226,7 +230,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     script = dedent_script("""
         from ray import train
         train.no_such_name
-        train.horovod.HorovodConfig(None)
+        train.mosaic.MosaicConfig(None)
         train.report({})
     """)
     assert migrated_text(script) == script.replace(
@@ -234,7 +238,7 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     )
     assert manual_work(script) == [
         "3: ray.train.no_such_name",
-        "4: ray.train.horovod.HorovodConfig",
+        "4: ray.train.mosaic.MosaicConfig",
     ]
 
 
@@ -242,12 +246,12 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
     ("trainer", "reported"),
     [
         (
-            "from ray.train.horovod import HorovodTrainer as T",
-            "ray.train.horovod.HorovodTrainer",
+            "from ray.train.mosaic import MosaicTrainer as T",
+            "ray.train.mosaic.MosaicTrainer",
         ),
         (
-            "import ray.train.horovod as x\nT = x.HorovodTrainer",
-            "ray.train.horovod.HorovodTrainer",
+            "import ray.train.mosaic as x\nT = x.MosaicTrainer",
+            "ray.train.mosaic.MosaicTrainer",
         ),
         ("import ray\nT = ray.train.mosaic.MosaicTrainer", "ray.train.mosaic.MosaicTrainer"),
         ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),

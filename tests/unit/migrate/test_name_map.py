@@ -20,7 +20,7 @@ from spotfit.migrate.name_map import (
 INTO = {
     ".".join(ray_module): module
     for ray_module, module in MODULE_MAP.items()
-    if ray_module[1] == "train" and importlib.util.find_spec(module)
+    if ray_module[1] in ("train", "torch") and importlib.util.find_spec(module)
 }
 
 
@@ -44,7 +44,10 @@ def test_attributes_of_a_name_are_not_checked() -> None:
         "ray",
         "ray.data.Dataset",
         "ray.remote",
-        "ray.train.horovod.HorovodTrainer",
+        "ray.train.horovod.nothing",
+        "horovod.run",
+        "horovod.tensorflow.init",
+        "horovod.torch.nothing",
         "ray.air.nothing",
     ],
 )
