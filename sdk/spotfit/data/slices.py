@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from concurrent.futures import wait
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -127,12 +126,13 @@ class SliceReader:
 
     def _drop_oldest_windows(self) -> None:
         """Keep the bound of bytes; windows that are being read count once they were read."""
-        futures = {key: window.future for key, window in self._windows.items() if window.future}
-        done, _ = wait(futures.values(), timeout=0)
         sizes = {
             key: future.result().nbytes
-            for key, future in futures.items()
-            if future in done and not future.cancelled() and future.exception() is None
+            for key, window in self._windows.items()
+            if (future := window.future) is not None
+            and future.done()
+            and not future.cancelled()
+            and future.exception() is None
         }
         excess = sum(sizes.values()) - self._cache_bytes
         for key, size in list(sizes.items())[:-_MIN_CACHED_WINDOWS]:

@@ -112,7 +112,7 @@ class FeederAddress(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """host:port."""
     connections: int = 1
-    """Number of processes: so many connections can be served at the same time."""
+    """Number of processes, each of which can serve a connection at the same time."""
 
 
 class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):

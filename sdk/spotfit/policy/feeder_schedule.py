@@ -10,7 +10,7 @@ maximum, their number follows the share of time for which workers wait for rows:
     below 1 %                    | one less
     not measured for a minute    | unchanged, at least the minimum
 
-The measurement begins anew with every change of the machines. A lost machine, or one with a
+The measurement begins again with every change of the machines. A lost machine, or one with a
 preemption notice, is replaced. Feeders hold no state: they are released as soon as they are not
 needed (docs/decisions/0077).
 """

@@ -30,7 +30,7 @@ from spotfit.data.feeding.messages import FailureReply, SliceReply
 from spotfit.data.slice_tasks import PendingSlice, SliceTask
 from spotfit.host import log
 
-# A slice that takes so many times the median is worth doing twice: MapReduce's backup tasks.
+# A slice that takes four times the median is worth doing twice, as backup tasks of MapReduce.
 _LATE_FACTOR = 4.0
 # Pauses of a garbage collector or a scheduler are no reason.
 _MIN_LATE_S = 0.5

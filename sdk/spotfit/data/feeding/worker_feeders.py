@@ -40,7 +40,7 @@ class FeederSources(NamedTuple):
 
 
 class WorkerFeeders:
-    """Starts feeders when a dataset with user code is opened. Lives as long as the process.
+    """Starts feeders when a dataset with user code is opened; they end with the process.
 
     Args:
         pickled_datasets: What feeder processes load: an object whose `datasets` are these.

@@ -103,11 +103,11 @@ class Pools:
         self.threads: list[threading.Thread] = []
 
     def serve(self, pool: FeederPool, *links: ManualLink) -> threading.Thread:
+        """Serve each link in a thread; return the last one."""
         for link in links:
-            thread = threading.Thread(target=pool.serve, args=[link], daemon=True)
-            thread.start()
-            self.threads.append(thread)
-        return thread
+            self.threads.append(threading.Thread(target=pool.serve, args=[link], daemon=True))
+            self.threads[-1].start()
+        return self.threads[-1]
 
 
 @pytest.fixture
