@@ -128,13 +128,20 @@ class FeederLoop:
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Execute tasks until the control socket is closed."""
+        """Execute tasks until the control socket is closed; then close all sockets."""
         while self._receive_events():
             if self._waiting:
                 connection = self._waiting.popleft()
                 self._execute(connection, connection.requests.popleft())
                 if connection.requests:
                     self._waiting.append(connection)
+        sockets = [key.fileobj for key in self._selector.get_map().values()]
+        for sock in (*sockets, self._wake_sender):
+            assert isinstance(sock, socket.socket)
+            sock.close()
+        self._selector.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def _receive_events(self) -> bool:
         """Process what has arrived; wait for it if there is no request. False at the end."""

@@ -34,8 +34,12 @@ class FeederProcess:
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
             )
-        send_bytes(self._control, encode(init))
-        send_bytes(self._control, pickled_datasets)
+        try:
+            send_bytes(self._control, encode(init))
+            send_bytes(self._control, pickled_datasets)
+        except OSError:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -51,7 +55,11 @@ class FeederProcess:
         """Return a connection to the process. Raises `OSError` if it has ended."""
         own, child_end = socket.socketpair()
         with child_end:
-            socket.send_fds(self._control, [PLAIN], [child_end.fileno()])
+            try:
+                socket.send_fds(self._control, [PLAIN], [child_end.fileno()])
+            except OSError:
+                own.close()
+                raise
         return own
 
     def pass_connection(self, accepted: socket.socket) -> None:
