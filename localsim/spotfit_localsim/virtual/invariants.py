@@ -520,6 +520,8 @@ class InvariantChecker:
         if event.request.role == "train":
             is_over = view.pending_fit_end is not None
             return "machines for workers planned after the training" if is_over else None
+        if event.request.role == "feed":
+            return self._check_feeder_intent(view)
         if not view.unvalidated_checkpoints:
             return "machine for validation planned without a pending validation"
         groups = [
@@ -528,6 +530,14 @@ class InvariantChecker:
         # A machine with a preemption notice may be replaced before it is lost.
         spare = len(groups) - len(view.notices)
         return f"{spare} machines for validation are active already" if spare > 0 else None
+
+    def _check_feeder_intent(self, view: JournalView) -> str | None:
+        feeders = view.spec.feeders if isinstance(view, View) else None
+        if feeders is None or view.round is None:
+            return "machine for feeders planned without a round that uses them"
+        groups = [one for one in view.groups.values() if one.role == "feed" and one.active_nodes]
+        spare = len(groups) - len(view.notices) - feeders.max_nodes + 1
+        return f"{spare} machines for feeders more than the maximum" if spare > 0 else None
 
     def _check_round(self, event: RoundOpened) -> str | None:
         view, opened = self.reference_view, event.round

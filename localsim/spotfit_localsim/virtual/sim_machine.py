@@ -22,7 +22,7 @@ from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import EntryListener, Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import Member, Notice, PreemptionRisk
+from spotfit.model.topology import FeederAddress, Member, Notice, PreemptionRisk
 from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
@@ -115,6 +115,24 @@ class SimCallbackRunner:
         self.finished_count += 1
 
 
+class SimFeederNode:
+    """The feeders of one agent, without processes: they accept connections at once."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self.is_running = False
+
+    def start(self, spec: RunSpec) -> None:
+        self.is_running = True
+
+    def stop(self) -> None:
+        self.is_running = False
+
+    @property
+    def feeder(self) -> FeederAddress | None:
+        return FeederAddress(address=self._host) if self.is_running else None
+
+
 class SimNodeServices:
     """The node services of the agent, without processes."""
 
@@ -148,6 +166,9 @@ class SimNodeServices:
     @property
     def has_unwritten_logs(self) -> bool:
         return False
+
+    def open_feeder_node(self) -> SimFeederNode:
+        return SimFeederNode(self._process.name)
 
     def open_validator(self) -> SimValidator:
         return self.own_validator

@@ -117,8 +117,9 @@ def describe_event(event: JournalEvent) -> str:
             lost_text = f" (lost {lost})" if lost else ""
             return f"{leader} elected leader, epoch {epoch}: {reason}{lost_text}"
         case GroupPlanned(request=request, plan=plan, reason=reason):
-            # A group for validation has one machine.
-            what = "machines" if request.role == "train" else "machine for validation"
+            # Groups for validation and for feeders have one machine.
+            purposes = {"train": "machines", "validate": "machine for validation"}
+            what = purposes.get(request.role, "machine for feeders")
             return f"planned {plan.token}: {plan.num_nodes} {what} ({reason})"
         case GroupSubmitted(token=token):
             return f"submitted {token}"

@@ -6,8 +6,8 @@ blocks, reads no clock and starts no thread; calls to the bucket and the cloud a
 
 Its parts are `RoundParticipant` (the workers of this node), `LeaderConnection` (the connection to
 the leader), `JournalPoller` (when to read the journal, and for how long it could not),
-`NodeValidation` (validations on this node), `NodeNotice` (its preemption notice) and, only while
-this agent is the elected leader, `Leader`.
+`NodeValidation` (validations on this node), `NodeFeeder` (feeders on this node), `NodeNotice` (its
+preemption notice) and, only while this agent is the elected leader, `Leader`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from spotfit.agent.leader import Leader
 from spotfit.agent.leader_connection import LeaderConnection
 from spotfit.agent.leader_context import LeaderServices
+from spotfit.agent.node_feeder import NodeFeeder
 from spotfit.agent.notices.sources import NodeNotice
 from spotfit.agent.ports import (
     AgentDisconnected,
@@ -250,6 +251,7 @@ class Agent:
         )
         validator = node_services.open_validator()
         self._validation = NodeValidation(ledger.agent_id, transport, validator)
+        self._feeder = NodeFeeder(member.token, transport, node_services.open_feeder_node())
         journal_calls = node_services.journal_background_calls()
         self._leader_connection = LeaderConnection(transport, ledger, journal_calls)
         self._standby_reporter = StandbyReporter(ledger, journal_calls)
@@ -334,6 +336,7 @@ class Agent:
         """Bring the workers and the validation of this node in line with the journal."""
         self._round_participant.apply_view(self._ledger.view, self._leader_connection.address)
         self._validation.apply_view(self._ledger.view, self._now)
+        self._feeder.apply_view(self._ledger.view, self._now)
 
     def _prepare(self, spec: RunSpec) -> None:
         """Once the run is known, prepare its workers and publish this agent's member entry."""
@@ -416,6 +419,7 @@ class Agent:
         )
         if self._leader_connection.address is not None:
             self._validation.send_report(is_reconnected=is_reconnected)
+            self._feeder.send_report(is_reconnected=is_reconnected)
         if is_warm:
             self._leader_connection.report_warm()
         if self._leader_connection.check_heartbeat(
@@ -594,6 +598,7 @@ class Agent:
 
     def _shut_down(self, now: float) -> float | None:
         """Stop workers, finish writes, and return None once nothing is left to do."""
+        self._feeder.stop()
         if self._round_participant.has_workers or self._validation.is_busy:
             self._round_participant.stop_workers()
             self._validation.stop()

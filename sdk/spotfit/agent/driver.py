@@ -19,7 +19,13 @@ from typing import NamedTuple
 from spotfit.agent.agent import Agent, StartFailure
 from spotfit.agent.log_shipper import LogShipper
 from spotfit.agent.notices.sources import open_notice_source
-from spotfit.agent.ports import BackendHookRunner, CallbackRunner, NoticeSource, Validator
+from spotfit.agent.ports import (
+    BackendHookRunner,
+    CallbackRunner,
+    FeederNode,
+    NoticeSource,
+    Validator,
+)
 from spotfit.agent.selfcheck import measure_size
 from spotfit.agent.snapshot_registry import SnapshotRegistry
 from spotfit.agent.tls_transport import TlsTransport
@@ -48,6 +54,7 @@ from spotfit.provision.profile import open_provisioner
 from spotfit.security.run_key import RunKey, make_tls_contexts
 from spotfit.sidecar.backend_hooks import ProcessBackendHookRunner
 from spotfit.sidecar.callbacks import ProcessCallbackRunner
+from spotfit.sidecar.feeder_node import ProcessFeederNode
 from spotfit.sidecar.validator import ProcessValidator
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store
@@ -371,6 +378,13 @@ class LocalNodeServices:
             run_id=self._node.key.run_id,
             scratch=self._node.scratch,
             devices=machine.devices(),
+        )
+
+    def open_feeder_node(self) -> FeederNode:
+        return ProcessFeederNode(
+            partial(self._worker_pool.start_sidecar, "feeder"),
+            self._sidecar_init,
+            processors=machine.cpu_count(),
         )
 
     def background_calls(self) -> BackgroundCalls:

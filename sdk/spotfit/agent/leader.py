@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotfit.agent.checkpoint_cleanup import CheckpointGarbageCollector
+from spotfit.agent.feeder_directory import FeederDirectory
 from spotfit.agent.leader_context import LeaderServices, Observations
 from spotfit.agent.ports import AgentDisconnected, AgentMessageReceived
 from spotfit.agent.roster import Roster, find_invalid_field
-from spotfit.agent.round_lifecycle import RoundLifecycle
+from spotfit.agent.round_lifecycle import OpenRound, RoundLifecycle
 from spotfit.agent.standby import StandbyWatch
 from spotfit.control.background_calls import BackgroundCalls
 from spotfit.core.ids import AgentId, Token
@@ -52,9 +53,11 @@ from spotfit.model.leader_state import LeaderState, UserCodeError, ValidationRep
 from spotfit.model.view import View
 from spotfit.policy import scheduler
 from spotfit.policy.election import CLEANUP_LEASE_TIMEOUT_S
+from spotfit.policy.feeder_schedule import feeder_addresses
 from spotfit.policy.preemption import is_growth_due, is_move_ready, is_replacement_ready
 from spotfit.protocol.agent_leader import (
     ConnectionHeartbeat,
+    FeederReady,
     Join,
     JoinRejected,
     JournalEntryCopy,
@@ -165,6 +168,7 @@ class Leader:
         journal_calls = services.node_services.journal_background_calls()
         self._lease = Lease(ledger, journal_calls, now)
         self._standby = StandbyWatch(ledger, journal_calls, now)
+        self._feeders = FeederDirectory()
         self._latest_entry_copy: JournalEntryCopy | None = None
         self._heartbeat_at = now
         self._wait_until = now
@@ -230,6 +234,8 @@ class Leader:
                 self._roster.record_notice(agent, notice, now)
             case NodeWarm():
                 self._roster.mark_warm(agent)
+            case FeederReady(feeder=feeder):
+                self._roster.record_feeder(agent, feeder)
             case NodeUnusable(failure=failure):
                 self._roster.mark_unusable(agent, failure)
             case ValidationReported(attempt=attempt):
@@ -370,6 +376,8 @@ class Leader:
             observations.record()
         self._flush_reports(view, now)
         self._rounds.check_timeouts(view, now)
+        if view.spec.feeders is not None and self._rounds.open_round is not None:
+            self._send_feeders(self._rounds.open_round, view, now)
         reconciler = self._services.reconciler
         if view.spec.cost.chooses_offers and self._standby.read(
             self._unconnected_groups, view.spec.timing.lease_timeout_s, now
@@ -415,6 +423,12 @@ class Leader:
             )
         ]
 
+    def _send_feeders(self, open_round: OpenRound, view: View, now: float) -> None:
+        """Send the workers where feeders are, and take how long they have waited for rows."""
+        feeders = feeder_addresses(view, self._refresh_state(now))
+        frames = self._feeders.update(open_round.coordinator, feeders, now)
+        open_round.send_to_workers(frames)
+
     def _maintain_liveness(self, view: View, now: float) -> None:
         """Renew the lease, send heartbeats, and disconnect agents that send none."""
         timing = view.spec.timing
@@ -437,7 +451,7 @@ class Leader:
             and view.round is None
             and view.fit_end is None
             # Uploads that are still in progress may complete a further checkpoint.
-            and scheduler.wait_for_uploads(view, self._refresh_state(), now) is None
+            and scheduler.wait_for_uploads(view, self._refresh_state(now), now) is None
         ):
             self._rounds.search_bucket(view, now)
         if open_round is not None:
@@ -460,10 +474,10 @@ class Leader:
             view.notices
             and open_round is not None
             and open_round.replacement_ready_at is None
-            and is_replacement_ready(view, self._refresh_state())
+            and is_replacement_ready(view, self._refresh_state(now))
         ):
             open_round.announce_preemption(view, self._observations.state, now)
-        if open_round is not None and is_move_ready(view, self._refresh_state()):
+        if open_round is not None and is_move_ready(view, self._refresh_state(now)):
             open_round.suggest_save("machines of another offer are ready", now)
         elif open_round is not None and is_growth_due(view, self._observations.state, now):
             open_round.suggest_save("machines for more workers are ready", now)
@@ -471,11 +485,11 @@ class Leader:
         while (
             has_acted and writer.is_settled and self._ledger.view.is_leader(self._ledger.agent_id)
         ):
-            has_acted, wait = self._services.reconciler.reconcile(self._refresh_state(), now)
+            has_acted, wait = self._services.reconciler.reconcile(self._refresh_state(now), now)
             self._wait_until = wait.until
         self._observations.is_decision_due = not writer.is_settled
 
-    def _refresh_state(self) -> LeaderState:
+    def _refresh_state(self, now: float) -> LeaderState:
         """Update and return the facts that decisions are based on."""
         view, roster, reconciler = self._ledger.view, self._roster, self._services.reconciler
         # Not `record`: these facts change with events that have requested the decision.
@@ -503,8 +517,13 @@ class Leader:
             reported_running=reconciler.reported_running,
             refused_at=reconciler.refused_at,
             validator_refused_at=reconciler.validator_refused_at,
+            feeder_refused_at=reconciler.feeder_refused_at,
             user_code_error=self._user_code_error(),
         )
+        if view.spec.feeders is not None:
+            state = self._observations.state
+            share = self._feeders.wait_share(feeder_addresses(view, state), now)
+            self._observations.state = replace(state, data_wait_share=share)
         return self._observations.state
 
     def _agents_of_former_network(self) -> dict[tuple[Token, int], AgentId]:

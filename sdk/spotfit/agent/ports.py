@@ -19,7 +19,7 @@ from spotfit.core.ids import AgentId
 from spotfit.model.events import CheckpointCommitted
 from spotfit.model.leader_state import UserCodeError
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import Notice, PreemptionRisk, SnapshotShard
+from spotfit.model.topology import FeederAddress, Notice, PreemptionRisk, SnapshotShard
 from spotfit.protocol.agent_leader import FromLeader, Join, ToLeader
 from spotfit.protocol.agent_sidecar import BackendHook, CallWorkers, ValidationResult
 from spotfit.protocol.worker_agent import CallResult, StartWorker, ToWorker, WorkerRaised
@@ -452,6 +452,31 @@ class Validator(Protocol):
         ...
 
 
+# --- feeders ----------------------------------------------------------------------------------
+
+
+class FeederNode(Protocol):
+    """Runs the feeders of a machine that was rented for them. No method blocks."""
+
+    def start(self, spec: RunSpec) -> None:
+        """Start the feeders; none may be running. Returns before they run."""
+        ...
+
+    def stop(self) -> None:
+        """Kill the feeders, if there are any. Harmless if repeated."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether they were started and have not ended."""
+        ...
+
+    @property
+    def feeder(self) -> FeederAddress | None:
+        """Where they accept connections; None before they do."""
+        ...
+
+
 # --- the machine ---------------------------------------------------------------------------
 
 
@@ -517,6 +542,10 @@ class NodeServices(Protocol):
 
     def open_validator(self) -> Validator:
         """Return the validator of this node. Called once per agent; no process is started yet."""
+        ...
+
+    def open_feeder_node(self) -> FeederNode:
+        """Return the feeders of this node. Called once per agent; no process is started yet."""
         ...
 
     def background_calls(self) -> BackgroundCalls:

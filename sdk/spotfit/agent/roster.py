@@ -10,7 +10,7 @@ from spotfit.agent.ports import AgentTransport
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import RankFailure
 from spotfit.model.leader_state import MemberStatus
-from spotfit.model.topology import NodeAssignment, Notice, SnapshotShard
+from spotfit.model.topology import FeederAddress, NodeAssignment, Notice, SnapshotShard
 from spotfit.protocol.agent_leader import ConnectionHeartbeat, FromLeader, Join
 
 _ADDRESS = re.compile(r"[^\s/:]{1,300}|[^\s/]{1,300}:[0-9]{1,5}")  # without a port in a simulation
@@ -174,6 +174,14 @@ class Roster:
         """Record the permanent error because of which the agent's node can start no worker."""
         # It has no rank: the policies expect the one of `NodeUnusable`.
         self.members[agent] = replace(self.members[agent], node_failure=replace(failure, rank=0))
+
+    def record_feeder(self, agent: AgentId, feeder: FeederAddress | None) -> None:
+        """Record where the feeders of a member accept connections; None if they do not.
+
+        An impossible address counts as none: workers use it without checking it.
+        """
+        is_valid = feeder is not None and _ADDRESS.fullmatch(feeder.address) is not None
+        self.members[agent] = replace(self.members[agent], feeder=feeder if is_valid else None)
 
     def mark_warm(self, agent: AgentId) -> None:
         """Record that the agent's fork server has imported everything that workers need."""

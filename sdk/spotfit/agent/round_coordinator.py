@@ -43,6 +43,7 @@ from spotfit.protocol.worker_agent import (
     CallFunction,
     CallResult,
     CheckpointCorrupt,
+    DataWaited,
     DiscardSnapshotAtEnd,
     FilesReport,
     FromWorker,
@@ -108,6 +109,8 @@ class RoundCoordinator:
         self._ranks_at_gate: dict[WorkerPhase, set[int]] = {}
         self.call_results: deque[tuple[int, CallResult]] = deque()
         """Results of the calls that a backend's hooks made, with the rank that answered."""
+        self.data_waits: deque[tuple[int, DataWaited]] = deque()
+        """How long ranks have waited for rows, with the rank."""
         self.has_checkpointer = False
         """Whether the training function has created a Checkpointer."""
         self.corrupt_checkpoints: set[str] = set()
@@ -197,8 +200,8 @@ class RoundCoordinator:
         that this rank cannot have made.
         """
         message = decode_worker_message(frame)
-        # Calls of hooks are not progress of the training function.
-        if not isinstance(message, AtGate | CallResult):
+        # Calls of hooks, and what a thread measures, are not progress of the training function.
+        if not isinstance(message, AtGate | CallResult | DataWaited):
             self._progress_counts[rank] += 1
             self._progressed_at = now
         frames = self._dispatch(rank, message, now)
@@ -229,6 +232,8 @@ class RoundCoordinator:
                 self._ranks_at_gate.setdefault(phase, set()).add(rank)
             case CallResult():
                 self.call_results.append((rank, message))
+            case DataWaited():
+                self.data_waits.append((rank, message))
             case FunctionStarted():
                 self.running_ranks.add(rank)
             case WorkerReturned():

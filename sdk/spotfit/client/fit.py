@@ -88,6 +88,7 @@ _CHANGEABLE_SETTINGS = {
     "has_callbacks": "callbacks",
     "time_budget_s": "time_budget_s",
     "validation": "validation_config",
+    "feeders": "data_feeders",
     "provisioner": "provisioner",
     "provisioner_options": "provisioner",
 }

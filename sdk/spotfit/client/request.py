@@ -52,6 +52,7 @@ from spotfit.core.errors import (
 from spotfit.core.ids import RunId, Token, parse_name
 from spotfit.core.input_checks import ErrorCollector
 from spotfit.data.data_config import DataConfig
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.backend_config import BackendConfig, backend_hooks_class
 from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
@@ -104,6 +105,7 @@ class FitRequest:
     provisioner: Any = None
     datasets: dict[str, Any] = field(default_factory=dict)
     dataset_config: DataConfig = field(default_factory=DataConfig)
+    data_feeders: Feeders | None = None
     validation: ValidationConfig | None = None
     preload: tuple[str, ...] = ()
     """Modules that fork servers import in addition to those of the framework."""
@@ -203,6 +205,7 @@ class FitRequest:
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
             hang_detection=_hang_detection_config(),
             validation=_validation_spec(self.validation) if self.validation is not None else None,
+            feeders=self.data_feeders.spec if self.data_feeders and self.datasets else None,
         )
 
     def fingerprint(self) -> str:
@@ -703,7 +706,7 @@ def _open_client(provisioner: Provisioner) -> None:
 def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
     _open_client(backend.provisioner)
-    # Otherwise unavailable resources would be detected only when the first validation starts.
+    # Otherwise unavailable resources would be detected only when the machines are requested.
     if request.validation is not None and request.validation.own_machine is not False:
         backend.provisioner.plan(
             GroupRequest(
@@ -712,6 +715,16 @@ def _check_provisioner(request: FitRequest) -> Provisioner:
                 total_workers=1,
                 resources_per_worker=request.validation.resources,
                 role="validate",
+            )
+        )
+    if request.data_feeders is not None and request.data_feeders.spec.max_nodes:
+        backend.provisioner.plan(
+            GroupRequest(
+                token=PREFLIGHT_TOKEN,
+                num_workers=1,
+                total_workers=1,
+                resources_per_worker=request.data_feeders.spec.resources,
+                role="feed",
             )
         )
     return backend.provisioner

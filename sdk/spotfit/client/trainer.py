@@ -21,6 +21,7 @@ from spotfit.core.input_checks import (
     suggest_keywords,
 )
 from spotfit.data.data_config import DataConfig
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.model.config import ScalingConfig
@@ -51,7 +52,8 @@ class DataParallelTrainer:
     `provisioner` selects the backend that provides machines: a name, a string such as
     'local?nodes=2', or an options object; a list of them combines several backends, of which the
     cheapest machines are chosen. The default is SPOTFIT_PROVISIONER, else the profile in
-    spotfit.toml, else 'local' (this machine).
+    spotfit.toml, else 'local' (this machine). `data_feeders` are processes and machines that
+    transform the datasets; without them, the workers do.
     Raises `ConfigError` or `ConfigErrors` for invalid arguments.
     """
 
@@ -65,6 +67,7 @@ class DataParallelTrainer:
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         dataset_config: Any = None,
+        data_feeders: Feeders | None = None,
         resume_from_checkpoint: Any = None,
         metadata: dict[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -88,6 +91,8 @@ class DataParallelTrainer:
         if scaling is not None:
             errors.check(lambda: check_datasets(datasets, num_workers=scaling.num_workers))
         errors.check(lambda: _check_loop_config(train_loop_config))
+        if data_feeders is not None:
+            check("data_feeders", data_feeders, Feeders)
         if validation_config is not None:
             check("validation_config", validation_config, ValidationConfig)
         errors.raise_all()
@@ -98,6 +103,7 @@ class DataParallelTrainer:
         self.run_config: RunConfig = run
         self.datasets = dict(datasets or {})  # a copy: the caller's dictionary may change
         self.dataset_config: DataConfig = data
+        self.data_feeders = data_feeders
         self.validation_config = validation_config
         self.provisioner = provisioner
 
@@ -212,6 +218,7 @@ class DataParallelTrainer:
             provisioner=self.provisioner,
             datasets=self.datasets,
             dataset_config=self.dataset_config,
+            data_feeders=self.data_feeders,
             validation=self.validation_config,
             preload=self._preload_modules(name),
         )
@@ -258,6 +265,7 @@ class TorchTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         dataset_config: Any = None,
+        data_feeders: Feeders | None = None,
         validation_config: ValidationConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Any = None,
@@ -274,6 +282,7 @@ class TorchTrainer(DataParallelTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            data_feeders=data_feeders,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
             validation_config=validation_config,

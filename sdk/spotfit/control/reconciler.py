@@ -120,6 +120,7 @@ class Reconciler:
         self.reported_running: frozenset[tuple[Token, int]] = frozenset()
         self.refused_at: float | None = None
         self.validator_refused_at: float | None = None
+        self.feeder_refused_at: float | None = None
         # Cancelled at the backend, but not recorded yet: one entry records all of one release.
         self._cancelled_groups: set[Token] = set()
         self.is_idle = False
@@ -390,10 +391,13 @@ class Reconciler:
             )
 
     def _record_refusal(self, token: Token, now: float) -> None:
-        if self._journal_writer.view.groups[token].role == "validate":
-            self.validator_refused_at = now
-        else:
-            self.refused_at = now
+        match self._journal_writer.view.groups[token].role:
+            case "validate":
+                self.validator_refused_at = now
+            case "feed":
+                self.feeder_refused_at = now
+            case "train":
+                self.refused_at = now
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
@@ -404,9 +408,11 @@ class Reconciler:
         resources, offer = spec.resources_per_worker, machine_request.offer
         if machine_request.role == "validate" and spec.validation is not None:
             resources = spec.validation.resources
+        elif machine_request.role == "feed" and spec.feeders is not None:
+            resources = spec.feeders.resources
         request = replace(
             self._group_request(machine_request.num_workers, Token(self._new_token())),
-            total_workers=1 if machine_request.role == "validate" else spec.max_workers,
+            total_workers=spec.max_workers if machine_request.role == "train" else 1,
             resources_per_worker=resources,
             role=machine_request.role,
             network=network_in_use(self._journal_writer.view) if offer is None else offer.network,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spotfit.data.dataset import Dataset as Dataset
     from spotfit.data.dataset import MaterializedDataset as MaterializedDataset
     from spotfit.data.dataset_pipeline import DatasetPipeline as DatasetPipeline
+    from spotfit.data.feeders import Feeders as Feeders
     from spotfit.data.file_readers import read_binary_files as read_binary_files
     from spotfit.data.file_readers import read_csv as read_csv
     from spotfit.data.file_readers import read_images as read_images
@@ -62,6 +63,7 @@ _MODULES = {
     "DatasetSummary": "spotfit.data.summary",
     "ExecutionOptions": "spotfit.data.context",
     "ExecutionResources": "spotfit.data.context",
+    "Feeders": "spotfit.data.feeders",
     "FileShuffleConfig": "spotfit.data.reader_options",
     "GroupedData": "spotfit.data.grouped_data",
     "MaterializedDataset": "spotfit.data.dataset",
@@ -139,6 +141,7 @@ __all__ = [
     "DatasetSummary",
     "ExecutionOptions",
     "ExecutionResources",
+    "Feeders",
     "FileShuffleConfig",
     "GroupedData",
     "MaterializedDataset",

@@ -59,6 +59,16 @@ class DataIterator:
     def __repr__(self) -> str:
         return f"DataIterator({self._dataset!r})"
 
+    @property
+    def batch_count(self) -> int:
+        """Number of batches that the training loop has taken."""
+        return self._progress.batches
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long the training loop has waited for them."""
+        return self._progress.waiting_s
+
     # --- batches ----------------------------------------------------------------------------------
 
     def iter_batches(

@@ -18,6 +18,8 @@ from spotfit.model.config import unknown_dataset_error
 if TYPE_CHECKING:
     import torch
 
+    from spotfit.data.feeding.worker_feeders import WorkerFeeders
+
 PositionReader = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
@@ -35,7 +37,7 @@ class DatasetShards:
     `read_positions` returns the positions of the checkpoint to resume from. It is called when a
     shard is first iterated, and returns {} to begin with the first epoch. `device` is the name of
     the rank's device, such as "cuda:0", to which batches are copied by default; "auto" is torch's
-    current CUDA device, if there is one.
+    current CUDA device, if there is one. `feeders` transform the trainer's datasets.
     """
 
     def __init__(
@@ -45,11 +47,15 @@ class DatasetShards:
         read_positions: PositionReader,
         *,
         device: str = "cpu",
+        feeders: WorkerFeeders | None = None,
     ) -> None:
         self._datasets = trainer_datasets.datasets
         self._config = trainer_datasets.config
         self._group = group
         self._device = device
+        self._feeders = feeders
+        if feeders is not None:
+            feeders.measure_wait(self._waited_s)
         self._read_positions = read_positions
         self._iterators: dict[str, DataIterator] = {}
 
@@ -116,8 +122,18 @@ class DatasetShards:
         return self._track(name, position.dataset, position.group)
 
     def _track(self, name: str, dataset: ShuffledRows, group: ShardGroup) -> DataIterator:
-        position = ShardPosition(dataset, group, name=name, restore=lambda: self._position_of(name))
+        # A dataset of `DataConfig.configure` may be another one than feeders know by that name.
+        is_known = self._feeders is not None and dataset is self._datasets.get(name)
+        feeders = self._feeders.open(name) if self._feeders is not None and is_known else None
+        position = ShardPosition(
+            dataset, group, name=name, restore=lambda: self._position_of(name), feeders=feeders
+        )
         return DataIterator(position, default_device=self._default_device)
+
+    def _waited_s(self) -> float | None:
+        """Return for how long the training loop has waited for batches; None before the first."""
+        iterators = [one for one in self._iterators.values() if one.batch_count]
+        return sum(one.waiting_s for one in iterators) if iterators else None
 
     def _default_device(self) -> torch.device:
         import torch

@@ -6,11 +6,14 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from spotfit.data.order import EpochOrder, LaneRange, UnitPart
+
+if TYPE_CHECKING:
+    from spotfit.data.slice_tasks import PendingSlice
 
 
 @dataclass(eq=False)
@@ -30,6 +33,8 @@ class LaneBlock:
     """None: not requested yet."""
     result: pa.Table | None = None
     """Of a slice: its rows after the transforms with user code."""
+    pending: PendingSlice | None = None
+    """Of a slice that was requested of feeders and not taken."""
     held_bytes: int = 0
     """Of a window: what it counts for the limit on bytes."""
 

@@ -4,14 +4,15 @@ Threads read and decode *windows* (`order.py`) before they are needed, within a 
 Without transforms, a step is cut from windows. Otherwise the transforms are applied to *slices* of
 lanes, which do not depend on the steps or the number of ranks, and a step is cut from slices: rows
 are augmented in the same way after a restart and with any number of ranks. Transforms without user
-code run in the threads, a few steps ahead. User code runs in the thread that asks for the step.
+code run in the threads, a few steps ahead. User code runs in feeders (`feeding`), or else in the
+thread that asks for the step.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -20,17 +21,16 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.batches import concat_blocks
-from spotfit.data.global_generators import seeded_generators
 from spotfit.data.lane_blocks import BlockCache, BlockPiece, LaneBlock
-from spotfit.data.order import EpochOrder, LaneRange, OrderSettings, Tail, hash_key
+from spotfit.data.order import EpochOrder, LaneRange, OrderSettings, Tail
+from spotfit.data.slices import call_seeded, slice_key
 from spotfit.data.task_pool import TaskPool
 from spotfit.data.transforms import BlockFunction, bind_all
 from spotfit.data.window_reader import WindowReader
 
 if TYPE_CHECKING:
     from spotfit.data.row_plan import ShuffledRows
-
-_SLICES_STREAM = 2
+    from spotfit.data.slice_tasks import SliceFeeders
 
 _STEPS_PER_REQUEST = 4
 """Steps that are planned when one is taken, so that the first step does not wait for all plans."""
@@ -56,6 +56,8 @@ class ReadOptions(NamedTuple):
     threads: int = 4
     tail: Tail = "equal"
     """Shares of a last step that is not complete, see `order.tail_share`."""
+    feeders: SliceFeeders | None = None
+    """What transforms the slices of the dataset; None: this process."""
 
 
 _FIRST_ROW = ReadPosition()
@@ -205,11 +207,15 @@ class _StepLoader:
         self._windows = BlockCache(order, self._reader.locate, multiple)
         self._slices = BlockCache(order, self._locate_slice) if has_transforms else None
         self._in_threads, self._user_code = _bound_transforms(dataset)
+        # Other transforms cost less than sending their results.
+        self._feeders = options.feeders if self._user_code is not None else None
         self._requested: deque[_StepPieces] = deque()
 
     def close(self) -> None:
         """Stop reading ahead. Idempotent."""
         self._pool.close()
+        for step in self._requested:
+            self._cancel(step.blocks)
 
     def steps(
         self, plan: Iterator[_Step], position: int, prefetch: int
@@ -226,7 +232,7 @@ class _StepLoader:
                 waiting = next(unrequested, None)
             if not self._requested:
                 return
-            if self._slices is not None:
+            if self._slices is not None and self._feeders is None:
                 for step in itertools.islice(self._requested, prefetch + 1):
                     self._request_slices(step)
             step = self._requested.popleft()
@@ -242,6 +248,8 @@ class _StepLoader:
         number = row // self._slice_rows
         first = number * self._slice_rows
         end = min(first + self._slice_rows, self._order.lane_rows(lane))
+        if self._feeders is not None:
+            return LaneBlock(lane, first, end, number)
         pieces = self._windows.pieces(LaneRange(lane, first, end - first))
         return LaneBlock(lane, first, end, number, pieces=pieces)
 
@@ -257,11 +265,12 @@ class _StepLoader:
         for window in self._windows.release(position):
             self._reader.release(window)
         if self._slices is not None:
-            for _ in self._slices.release(position):
-                pass
+            self._cancel(self._slices.release(position))
 
     def _request(self, step: _StepPieces) -> bool:
-        """Request the windows of a step if there is space, or if it is the very next step."""
+        """Request what a step needs if there is space, or if it is the very next step."""
+        if self._feeders is not None:
+            return self._request_of_feeders(self._feeders, step)
         windows = step.unrequested_windows()
         if self._requested and (
             len(self._requested) >= _MAX_STEPS_AHEAD or not self._reader.has_space(windows)
@@ -271,6 +280,22 @@ class _StepLoader:
             self._reader.request(window, step.number)
         self._requested.append(step)
         return True
+
+    def _request_of_feeders(self, feeders: SliceFeeders, step: _StepPieces) -> bool:
+        if self._requested and not feeders.has_credit:
+            return False
+        for block in step.blocks:
+            if block.pending is None and block.result is None:
+                block.pending = feeders.request(self._order, block.lane, block.number)
+        self._requested.append(step)
+        return True
+
+    def _cancel(self, blocks: Iterable[LaneBlock]) -> None:
+        if self._feeders is not None:
+            for block in blocks:
+                if block.pending is not None:
+                    self._feeders.cancel(block.pending)
+                    block.pending = None
 
     def _request_slices(self, step: _StepPieces) -> None:
         for block in step.blocks:
@@ -288,7 +313,9 @@ class _StepLoader:
 
     def _assemble(self, step: _StepPieces) -> pa.Table:
         if self._user_code is not None:
-            self._run_user_code(self._user_code, step)
+            for block in step.blocks:
+                if block.result is None:
+                    block.result = self._with_user_code(self._user_code, block)
         # The steps of a rank without rows have columns, too.
         block = (
             concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
@@ -297,15 +324,14 @@ class _StepLoader:
         )
         return block if self._columns is None else block.select(list(self._columns))
 
-    def _run_user_code(self, function: BlockFunction, step: _StepPieces) -> None:
-        inputs = [(block, block.table()) for block in step.blocks if block.result is None]
-        if not inputs:
-            return
-        settings, epoch = self._order.settings, self._order.epoch
-        with seeded_generators() as seed:
-            for block, table in inputs:
-                seed(hash_key(settings.seed, epoch, _SLICES_STREAM, block.lane, block.number))
-                block.result = function(table)
+    def _with_user_code(self, function: BlockFunction, block: LaneBlock) -> pa.Table:
+        """Return the rows of a slice after the transforms with user code."""
+        if self._feeders is not None:
+            pending, block.pending = block.pending, None
+            assert pending is not None, "the slices of a step are requested before it is assembled"
+            return self._feeders.take(pending)
+        key = slice_key(self._order.settings, self._order.epoch, block.lane, block.number)
+        return call_seeded(function, block.table(), key)
 
 
 _BOUND_TRANSFORMS: WeakKeyDictionary[ShuffledRows, tuple[BlockFunction, BlockFunction | None]] = (

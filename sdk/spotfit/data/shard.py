@@ -32,6 +32,7 @@ from spotfit.host import log
 if TYPE_CHECKING:
     from spotfit.data.order import OrderSettings
     from spotfit.data.row_plan import ShuffledRows
+    from spotfit.data.slice_tasks import SliceFeeders
 
 # Larger windows mix more rows, but the first batch waits until its windows are read.
 _WINDOWS_BYTES = 64 * 2**20
@@ -76,10 +77,13 @@ class ShardPosition:
         *,
         name: str = "",
         restore: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        feeders: SliceFeeders | None = None,
     ) -> None:
         self.dataset = dataset
         self.group = group
         self.name = name
+        self.feeders = feeders
+        """What transforms the rows; None: this process."""
         self.epoch = 0
         self.consumed = 0
         """Rows of this epoch that all ranks together have taken, as of the last counted batch."""

@@ -51,7 +51,7 @@ class ShardReader:
             start=ReadPosition(self._pass.epoch, self._pass.first_row),
             world_size=group.world_size,
             rank=group.rank,
-            options=ReadOptions(),
+            options=ReadOptions(feeders=self._shard.feeders),
         )
         blocks = reader.steps(rows_per_step, is_global=is_global, prefetch=prefetch)
         least = step_rows if drop_last and rows_per_step is not None else 1

@@ -20,6 +20,7 @@ CHILD_MODULES = {
     "hooks": "spotfit.sidecar.backend_hooks_process",
     "uploader": "spotfit.sidecar.uploader_process",
     "validation": "spotfit.sidecar.validator_process",
+    "feeder": "spotfit.sidecar.feeder_node_process",
 }
 """Maps each `ChildKind` to a module whose `main(socket_fd)` runs the child and never returns."""
 _FD_DIR = Path("/proc/self/fd")

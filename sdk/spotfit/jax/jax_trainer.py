@@ -7,6 +7,7 @@ from typing import Any
 
 from spotfit.client.run_config import RunConfig, check_config_type
 from spotfit.client.trainer import DataParallelTrainer
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.jax.jax_config import JaxConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
@@ -28,6 +29,7 @@ class JaxTrainer(DataParallelTrainer):
         jax_config: JaxConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: Any = None,
+        data_feeders: Feeders | None = None,
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -43,6 +45,7 @@ class JaxTrainer(DataParallelTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            data_feeders=data_feeders,
             validation_config=validation_config,
             provisioner=provisioner,
         )

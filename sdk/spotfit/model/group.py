@@ -14,8 +14,9 @@ import msgspec
 from spotfit.core.ids import Token
 from spotfit.model.offer import Offer
 
-Role = Literal["train", "validate"]
-"""What a group's machines execute: workers of the run's rounds, or checkpoint validations."""
+Role = Literal["train", "validate", "feed"]
+"""What a group's machines execute: workers of the run's rounds, checkpoint validations, or feeders
+that transform datasets."""
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,14 @@ from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import MachineTimes, RankFailure, ValidationRequest
 from spotfit.model.group import GroupStatus
 from spotfit.model.offer import Offer
-from spotfit.model.topology import Member, Notice, Round, SnapshotShard, StandbyReport
+from spotfit.model.topology import (
+    FeederAddress,
+    Member,
+    Notice,
+    Round,
+    SnapshotShard,
+    StandbyReport,
+)
 
 
 class ValidationReported(msgspec.Struct, frozen=True, kw_only=True, tag="validation_reported"):
@@ -53,6 +60,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The round whose checkpoints the node is still uploading after its workers have ended."""
     snapshot_shards: tuple[SnapshotShard, ...] = ()
     """The snapshot shards in the node's memory when its last workers ended."""
+    feeder: FeederAddress | None = None
+    """The feeders that run on its node; None if there are none."""
 
 
 class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,3 +287,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """The reported result of the current validation."""
     validator_refused_at: float | None = None
     """`refused_at` of machines for validations."""
+    feeder_refused_at: float | None = None
+    """`refused_at` of machines for feeders."""
+    data_wait_share: float | None = None
+    """The share of the last minute for which the worker that waits most has waited for rows; None
+    if it was not measured for a minute with the present machines for feeders."""

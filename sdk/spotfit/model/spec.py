@@ -131,6 +131,19 @@ class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Time limit of validations that were requested without one; None: no limit."""
 
 
+class FeederSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Feeders of the run: processes that transform datasets for the workers. See `data.Feeders`."""
+
+    min_nodes: int = 0
+    """Machines for feeders that are rented while the training runs."""
+    max_nodes: int = 0
+    """Machines that are rented at most, while the workers wait for rows."""
+    resources: dict[str, float] = {}
+    """Resources of each machine."""
+    processes_per_worker: int | None = None
+    """Processes beside each worker; None: depends on the processors of its machine."""
+
+
 class CostSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the run may rent, and within which limits. See `RunConfig`."""
 
@@ -206,3 +219,5 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     validation: ValidationSpec | None = None
     """None if the trainer has no `ValidationConfig`."""
     cost: CostSpec = CostSpec()
+    feeders: FeederSpec | None = None
+    """None: the workers transform the datasets."""

@@ -106,6 +106,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class FeederAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the feeders of a machine accept connections of workers."""
+
+    address: str
+    """host:port."""
+    connections: int = 1
+    """Number of processes, each of which can serve a connection at the same time."""
+
+
 class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent stores about itself while it stands by in another network than the leader's."""
 

@@ -285,6 +285,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     permanent_validator_refusals: int = 0
     """`permanent_refusals` of machines for validations."""
     last_validator_refusal: str | None = None
+    feeder_refusals: int = 0
+    """Consecutive machines for feeders that were refused or failed while booting."""
     pending_fit_end: FitEnded | None = None
     """The outcome of the training, recorded once all validations are finished."""
     lifetimes: LifetimeHistogram = LifetimeHistogram()
@@ -616,14 +618,14 @@ def _apply_group_event(
     match event:
         case GroupPlanned(plan=plan, request=request):
             groups = view.groups
-            if request.role == "validate":
+            if request.role != "train":
                 # Closed groups are normally removed when a round opens (`_open_round`). Many
-                # validation machines may come and go within one round, so remove theirs here: the
-                # view must stay small.
+                # machines for validations and feeders may come and go within one round, so remove
+                # theirs here: the view must stay small.
                 groups = {
                     token: group
                     for token, group in groups.items()
-                    if group.role != "validate" or not group.is_closed
+                    if group.role != request.role or not group.is_closed
                 }
             planned = MachineGroup(
                 plan=plan,
@@ -638,6 +640,9 @@ def _apply_group_event(
                 # `validator_refusals` is reset only when a validation starts there: such machines
                 # may also fail while booting, which counts as a refusal.
                 return replace(submitted, permanent_validator_refusals=0)
+            # Reset when a machine that has joined ends, for the same reason.
+            if view.groups[token].role == "feed":
+                return submitted
             return replace(submitted, refusals=0, permanent_refusals=0, last_refusal=None)
         case GroupRefused(token=token):
             if token in view.unsettled_groups:
@@ -648,7 +653,14 @@ def _apply_group_event(
             own = tokens - view.unsettled_groups.keys()
             released = {t: replace(view.groups[t], is_released=True) for t in own}
             settled = _without_settled(view, tokens)
-            return replace(settled, groups={**view.groups, **released})
+            has_fed = any(
+                one.role == "feed" and one.active_nodes for one in map(view.groups.get, own) if one
+            )
+            return replace(
+                settled,
+                groups={**view.groups, **released},
+                feeder_refusals=0 if has_fed else view.feeder_refusals,
+            )
         case NodeLost():
             return _lose_node(view, event)
     assert_never(event)
@@ -670,6 +682,8 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
             else 0,
             last_validator_refusal=event.reason,
         )
+    if group.role == "feed":
+        return replace(refused, feeder_refusals=view.feeder_refusals + 1)
     # A fit whose machines have trained had valid credentials and quota: it may have them again.
     has_trained = view.round_opened_slot >= 0
     # The refusals of each offer are in `JournalView.market`.
@@ -700,6 +714,10 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
         return _release_unused_node(after, event)
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
+    if group.role == "feed":
+        refusals = view.feeder_refusals + 1 if event.agent is None else 0
+        lost_agents = view.lost_agents | ({event.agent} if event.agent else set())
+        return replace(after, feeder_refusals=refusals, lost_agents=lost_agents)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
         # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
         added = 0 if group.lost_nodes else 1

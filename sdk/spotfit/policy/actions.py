@@ -17,7 +17,8 @@ class AppendEvent(msgspec.Struct, frozen=True):
 
 
 class RequestMachines(msgspec.Struct, frozen=True):
-    """Plan a group for that many workers, or for one validation, and append its `GroupPlanned`."""
+    """Plan a group for that many workers, or one machine for validations or feeders, and append its
+    `GroupPlanned`."""
 
     num_workers: int
     reason: str

@@ -49,6 +49,7 @@ from spotfit.policy import (
     cost_budget,
     election,
     failure_detection,
+    feeder_schedule,
     machine_choice,
     network_change,
     offer_prices,
@@ -672,6 +673,8 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _hand_over_leadership,
     validation_schedule.start_validation,
     _open_round,
+    # After _open_round and the machines of workers, which may need the same quota.
+    feeder_schedule.request_feeders,
     # After _open_round: no decision depends on it.
     _record_machine_times,
     # The rules below call a cloud API and may block the leader's decisions for seconds.
@@ -679,6 +682,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _release_lost_groups,
     validation_schedule.release_validators,
     validation_schedule.release_idle_groups,
+    feeder_schedule.release_feeders,
 )
 
 _RULES_AFTER_END: tuple[Rule, ...] = (_release_after_end, _record_machine_times)

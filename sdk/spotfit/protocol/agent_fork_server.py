@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-ChildKind = Literal["worker", "callbacks", "hooks", "uploader", "validation"]
+ChildKind = Literal["worker", "callbacks", "hooks", "uploader", "validation", "feeder"]
 """The program that a child process runs; `fork_server.child_setup` maps it to a module."""
 
 EXIT_FORK_SERVER_DIED = "died with the process it was forked from"

@@ -12,7 +12,7 @@ import msgspec
 
 from spotfit.model.events import RankFailure
 from spotfit.model.leader_state import ValidationReported
-from spotfit.model.topology import Member, Notice, SnapshotShard
+from spotfit.model.topology import FeederAddress, Member, Notice, SnapshotShard
 from spotfit.protocol.worker_agent import ToWorker
 
 # --- agent -> leader -------------------------------------------------------------------------
@@ -130,8 +130,15 @@ class SnapshotReplicated(msgspec.Struct, frozen=True, kw_only=True, tag="snapsho
     """host:port of that peer store."""
 
 
+class FeederReady(msgspec.Struct, frozen=True, kw_only=True, tag="feeder_ready"):
+    """The feeders of this node accept connections of workers, or do not any more."""
+
+    feeder: FeederAddress | None
+
+
 ToLeader = (
     Join
+    | FeederReady
     | NodeUnusable
     | NodeWarm
     | ConnectionHeartbeat

@@ -1,4 +1,4 @@
-"""Messages between an agent and its four sidecar processes.
+"""Messages between an agent and its five sidecar processes.
 
 | sidecar   | runs on       | agent -> sidecar                  | sidecar -> agent              |
 |-----------|---------------|-----------------------------------|-------------------------------|
@@ -6,6 +6,7 @@
 | hooks     | leader's node | `SidecarInit`, `ToHookRunner`     | `CallWorkers`, `HookFinished` |
 | uploader  | every node    | `StartUpload`                     | `UploadDone` or `UploadError` |
 | validator | assigned node | `ValidationTask`                  | `ValidationResult`            |
+| feeder    | feeder nodes  | `SidecarInit`, `StartFeeders`     | `FeedersListening`            |
 
 `SidecarInit` and `ValidationTask` contain the run key; their `repr` omits it, so that it cannot
 reach a log.
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from spotfit.core.ids import RunId
+from spotfit.model.topology import FeederAddress
 from spotfit.protocol.worker_agent import Payload
 
 # --- validator ---------------------------------------------------------------------------------
@@ -63,7 +65,8 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarInit(msgspec.Struct, frozen=True, kw_only=True, tag="sidecar_init"):
-    """The first frame to a callbacks or hooks process: where to load the user's code from."""
+    """The first frame to a callbacks, hooks or feeder process: where to load the user's code
+    from."""
 
     storage_url: str
     """The root of the run in the bucket."""
@@ -176,6 +179,26 @@ class HookFinished(msgspec.Struct, frozen=True, kw_only=True, tag="hook_finished
 
 
 FromHookRunner = CallWorkers | HookFinished
+
+# --- feeder --------------------------------------------------------------------------------------
+
+
+class StartFeeders(msgspec.Struct, frozen=True, kw_only=True, tag="start_feeders"):
+    """Start the feeder processes of this node, and accept connections of workers."""
+
+    processes: int
+    log_level: str = "INFO"
+
+
+ToFeederNode = SidecarInit | StartFeeders
+
+
+# Without a tag: it is the only message of its process, like `ValidationResult`.
+class FeedersListening(msgspec.Struct, frozen=True, kw_only=True):
+    """The feeders accept connections."""
+
+    feeder: FeederAddress
+
 
 # --- uploader ------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from spotfit.core.ids import parse_name
 from spotfit.model.events import FailureCause, ValidationRequest
 from spotfit.model.failure_model import FailureModel
 from spotfit.model.reporting import MAX_METRICS_BYTES, MAX_METRICS_DEPTH, SaveAtEnd
-from spotfit.model.topology import SnapshotId
+from spotfit.model.topology import FeederAddress, SnapshotId
 from spotfit.protocol.framing import MAX_FRAME_BYTES
 
 MAX_WORKER_FRAME_BYTES = MAX_FRAME_BYTES - 2**20
@@ -230,8 +230,17 @@ class WorkerRaised(msgspec.Struct, frozen=True, kw_only=True, tag="worker_raised
     """Whether a retry would fail in the same way; see `RankFailure`."""
 
 
+class DataWaited(msgspec.Struct, frozen=True, kw_only=True, tag="data_waited"):
+    """For how long the training loop has waited for rows since the previous message."""
+
+    waited_s: Annotated[float, msgspec.Meta(ge=0)]
+    elapsed_s: Annotated[float, msgspec.Meta(gt=0)]
+    """Time since the previous message."""
+
+
 FromWorker = (
     FunctionStarted
+    | DataWaited
     | WorkerHeartbeat
     | AtGate
     | CallResult
@@ -489,6 +498,12 @@ class PreemptionUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="preemptio
     """Whether the next round can start at once; then the group waits only for a save."""
 
 
+class FeedersChanged(msgspec.Struct, frozen=True, kw_only=True, tag="feeders_changed"):
+    """The machines with feeders, which transform datasets for this worker."""
+
+    feeders: tuple[FeederAddress, ...]
+
+
 class SuggestSave(msgspec.Struct, frozen=True, kw_only=True, tag="suggest_save"):
     """The cloud predicts, but has not announced, the preemption of a node of the round."""
 
@@ -515,6 +530,7 @@ ToWorker = (
     | RankZeroBroadcastResult
     | CollectiveWaiting
     | PreemptionUpdate
+    | FeedersChanged
     | SuggestSave
     | RequestFinalSave
 )

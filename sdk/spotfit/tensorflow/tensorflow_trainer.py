@@ -7,6 +7,7 @@ from typing import Any
 
 from spotfit.client.run_config import RunConfig, check_config_type
 from spotfit.client.trainer import DataParallelTrainer
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.tensorflow.tensorflow_config import TensorflowConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
@@ -32,6 +33,7 @@ class TensorflowTrainer(DataParallelTrainer):
         tensorflow_config: TensorflowConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: Any = None,
+        data_feeders: Feeders | None = None,
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -52,6 +54,7 @@ class TensorflowTrainer(DataParallelTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            data_feeders=data_feeders,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
             validation_config=validation_config,

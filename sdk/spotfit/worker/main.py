@@ -140,6 +140,7 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
             load_datasets=partial(payload.load_object, DATASETS)
             if DATASETS in payload.object_pickles
             else None,
+            pickled_datasets=payload.object_pickles.get(DATASETS, b""),
         )
         training_api.set_session(session)
         value = _train(

@@ -51,6 +51,7 @@ from spotfit.code import function_pickle
 from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
+from spotfit.core.ids import RunId
 from spotfit.core.units import format_bytes
 from spotfit.host import log
 from spotfit.host.system import SystemClock, wall_ms
@@ -64,7 +65,7 @@ from spotfit.model.reporting import (
     metrics_to_json,
 )
 from spotfit.model.spec import RetentionConfig, RunSpec
-from spotfit.model.topology import PreemptionInfo
+from spotfit.model.topology import FeederAddress, PreemptionInfo
 from spotfit.model.view import JournalView
 from spotfit.policy.preemption import DEFAULT_NOTICE_S
 from spotfit.policy.retention import checkpoints_to_drop, worst_to_best
@@ -76,7 +77,9 @@ from spotfit.protocol.worker_agent import (
     CheckpointNamed,
     CollectiveWaiting,
     CommitConfirmed,
+    DataWaited,
     DiscardSnapshotAtEnd,
+    FeedersChanged,
     FilesReport,
     OpenGate,
     PreemptionUpdate,
@@ -94,6 +97,7 @@ from spotfit.protocol.worker_agent import (
     UploadFailed,
     ValidationFinished,
 )
+from spotfit.security.run_key import make_tls_contexts
 from spotfit.store.api import Store
 from spotfit.worker.agent_connection import AgentConnection, HookCallExecutor, Inbox
 from spotfit.worker.agent_snapshots import AgentSnapshotChannel
@@ -101,6 +105,7 @@ from spotfit.worker.training_api import TrainContext
 
 if TYPE_CHECKING:
     from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
+    from spotfit.data.feeding.worker_feeders import WorkerFeeders
 
 WAIT_WARNING_S = 60.0
 _SAME_CALLS_REMEDY = "All ranks must make the same calls in the same order; compare their logs."
@@ -128,6 +133,7 @@ class Session:
         store: Rooted at the run's directory.
         devices: The accelerators of this worker, such as ("cuda:0",).
         load_datasets: Returns the trainer's datasets; None if it has none.
+        pickled_datasets: Their pickle, for feeders.
         on_upload_error: Called in the upload thread if a background upload fails. By default it
             reports the error and exits the process, because the training function cannot be
             interrupted.
@@ -141,11 +147,13 @@ class Session:
         *,
         devices: tuple[str, ...] = (),
         load_datasets: Callable[[], TrainerDatasets] | None = None,
+        pickled_datasets: bytes = b"",
         on_upload_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
         self.devices = devices
         self._load_datasets = load_datasets
+        self._pickled_datasets = pickled_datasets
         self._start = start
         self._connection = connection
         self._store = store
@@ -176,6 +184,7 @@ class Session:
         self._latest_upload: tuple[int, str, str] | None = None
         """Report index, checkpoint name and folder of the latest report that is uploaded."""
         self._preemption: PreemptionUpdate | None = None
+        self._feeders: tuple[FeederAddress, ...] = ()
         self._rebalance_recommendation: tuple[float, str] | None = None
         self._final_save_request: tuple[float, str] | None = None
 
@@ -737,6 +746,8 @@ class Session:
                 pass  # for the snapshot channel and for the agent
             case PreemptionUpdate():
                 self._preemption = message
+            case FeedersChanged(feeders=feeders):
+                self._feeders = feeders
             case SuggestSave(reason=reason):
                 self._rebalance_recommendation = (self._clock.now(), reason)
             case RequestFinalSave(reason=reason):
@@ -781,12 +792,42 @@ class Session:
             # Continued runs keep their id, and with it the order of their data.
             seed=int(hashlib.sha256(self._start.run_id.encode()).hexdigest()[:8], 16),
         )
+        datasets = self._load_datasets()
+        feeders = self._open_feeders(datasets) if self._spec.feeders is not None else None
         return DatasetShards(
-            self._load_datasets(),
+            datasets,
             group,
             self._initial_data_positions,
             device=next(iter(self.devices), "cpu"),
+            feeders=feeders,
         )
+
+    def _open_feeders(self, datasets: TrainerDatasets) -> WorkerFeeders:
+        from spotfit.data.feeding.worker_feeders import FeederSources, WorkerFeeders
+
+        assert self._spec.feeders is not None
+        run_id = RunId(self._start.run_id)
+        sources = FeederSources(
+            read_addresses=self._read_feeders,
+            report_wait=lambda waited_s, elapsed_s: self._connection.send(
+                DataWaited(waited_s=waited_s, elapsed_s=elapsed_s)
+            ),
+            make_tls=lambda: make_tls_contexts(self._start.secret, run_id).client,
+        )
+        return WorkerFeeders(
+            datasets.datasets,
+            self._pickled_datasets,
+            sources,
+            processes=self._spec.feeders.processes_per_worker,
+            workers_of_machine=self._start.local_world_size,
+            max_nodes=self._spec.feeders.max_nodes,
+            log_level=self._spec.log_level,
+        )
+
+    def _read_feeders(self) -> tuple[FeederAddress, ...]:
+        """Return the machines with feeders, as the leader knows them; from any thread."""
+        self.drain()
+        return self._feeders
 
     # Decoded on first use: most training functions need nothing of it.
     @cached_property

@@ -9,6 +9,7 @@ from spotfit.boosting.boosting_trainer import BoostingTrainer
 from spotfit.boosting.row_datasets import TRAIN, load_table, rows_of_rank
 from spotfit.boosting.v1_arguments import OwnedLoop, parse_v1_arguments
 from spotfit.client.run_config import RunConfig, check_config_type
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.xgboost.xgboost_config import XGBoostConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
@@ -50,6 +51,7 @@ class XGBoostTrainer(BoostingTrainer):
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         dataset_config: Any = None,
+        data_feeders: Feeders | None = None,
         validation_config: ValidationConfig | None = None,
         metadata: dict[str, Any] | None = None,
         resume_from_checkpoint: Any = None,
@@ -88,6 +90,7 @@ class XGBoostTrainer(BoostingTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            data_feeders=data_feeders,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
             validation_config=validation_config,

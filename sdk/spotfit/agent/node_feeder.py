@@ -1,0 +1,64 @@
+"""The feeders of this node, if its machine was rented for feeders.
+
+| state    | event                                | next                                          |
+|----------|--------------------------------------|-----------------------------------------------|
+| idle     | the journal lists it as for feeders  | running: the sidecar is started               |
+| running  | the feeders listen                   | running, and reported to the leader           |
+| running  | connected to a new leader            | running, and reported again                   |
+| running  | the sidecar has exited               | idle; started again after a growing pause     |
+| any      | the fit has ended                    | idle, the sidecar is killed                   |
+"""
+
+from __future__ import annotations
+
+from spotfit.agent.ports import AgentTransport, FeederNode
+from spotfit.core.ids import Token
+from spotfit.model.topology import FeederAddress
+from spotfit.model.view import View
+from spotfit.protocol.agent_leader import FeederReady
+
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+"""Pauses between two starts of the sidecar: an environment that cannot be set up stays so."""
+
+
+class NodeFeeder:
+    """Starts the feeders of this node, and reports their address. No method blocks."""
+
+    def __init__(self, token: Token, net: AgentTransport, feeder_node: FeederNode) -> None:
+        self._token = token
+        self._net = net
+        self._feeder_node = feeder_node
+        self._starts = 0
+        self._start_at = float("-inf")
+        self._reported: FeederAddress | None = None
+
+    def apply_view(self, view: View, now: float) -> None:
+        """Start the feeders if this machine is for feeders; stop them once the fit has ended.
+
+        Called at each tick; `now` is event-loop time in seconds.
+        """
+        group = view.groups.get(self._token)
+        is_feeder = group is not None and group.role == "feed" and view.fit_end is None
+        if not is_feeder:
+            if self._feeder_node.is_running:
+                self._feeder_node.stop()
+        elif not self._feeder_node.is_running and now >= self._start_at:
+            pause_s = min(_MIN_PAUSE_S * 2.0 ** min(self._starts, 10), _MAX_PAUSE_S)
+            self._starts, self._start_at = self._starts + 1, now + pause_s
+            self._feeder_node.start(view.spec)
+
+    def send_report(self, *, is_reconnected: bool) -> None:
+        """Send the address of the feeders to the leader if it has changed or the leader is new.
+
+        Call it only while connected. `is_reconnected`: whether the connection is new.
+        """
+        feeder = self._feeder_node.feeder
+        if is_reconnected:
+            self._reported = None
+        if feeder != self._reported:
+            self._reported = feeder
+            self._net.send_to_leader(FeederReady(feeder=feeder))
+
+    def stop(self) -> None:
+        """Kill the sidecar, if there is one. Harmless if repeated."""
+        self._feeder_node.stop()

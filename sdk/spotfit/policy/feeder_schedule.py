@@ -1,0 +1,154 @@
+"""Feeder schedule: how many machines transform datasets for the workers.
+
+Machines for feeders are requested one by one while a round is open. Between the minimum and the
+maximum, their number follows the share of time for which workers wait for rows:
+
+    share of the last minute     | machines
+    -----------------------------|------------------------------------------
+    above 5 %                    | one more, unless one is still starting
+    from 1 to 5 %                | unchanged
+    below 1 %                    | one less
+    not measured for a minute    | unchanged, at least the minimum
+
+The measurement begins again with every change of the machines. A lost machine, or one with a
+preemption notice, is replaced. Feeders hold no state: they are released as soon as they are not
+needed (docs/decisions/0077).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spotfit.core.ids import Token
+from spotfit.core.units import format_count
+from spotfit.model.leader_state import LeaderState, NoRound
+from spotfit.model.topology import FeederAddress
+from spotfit.model.view import View
+from spotfit.policy import capacity, retry_budget
+from spotfit.policy.actions import LeaderAction, ReleaseGroups, RequestMachines, Wait
+
+# Below, a further machine would save less of the accelerators' time than noise.
+_MIN_WAIT_SHARE_TO_GROW = 0.05
+_MAX_WAIT_SHARE_TO_SHRINK = 0.01
+# A change of machines takes the workers a minute or two, and feeders that return with it would take
+# as long to start. A longer wait for capacity must not be paid for.
+_IDLE_TIMEOUT_S = 300.0
+# Pauses after refused machines and failed starts: feeders are not urgent, the workers transform.
+_MIN_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 600.0
+
+
+class FeederCount(NamedTuple):
+    """How many machines the feeders are to have, and why."""
+
+    nodes: int
+    reason: str
+
+
+def feeder_count(view: View, state: LeaderState) -> FeederCount:
+    """Return the number of machines for feeders that the run is to have now. Pure.
+
+    0 without feeders, for a headless leader, and once no further round will be opened.
+    """
+    spec = view.spec.feeders
+    if spec is None or state.is_headless:
+        return FeederCount(0, "the run has no feeders")
+    if _is_training_over(view):
+        return FeederCount(0, "the training has ended")
+    staying = len(_staying_nodes(view, state))
+    least = min(max(staying, spec.min_nodes), spec.max_nodes)
+    share = state.data_wait_share
+    if view.round is None or share is None:
+        return FeederCount(least, f"at least {format_count(spec.min_nodes, 'machine')}")
+    reason = f"workers wait for rows for {share:.1%} of the time"
+    is_starting = staying > len(feeder_addresses(view, state))
+    if share > _MIN_WAIT_SHARE_TO_GROW and not is_starting and staying < spec.max_nodes:
+        return FeederCount(least + 1, reason)
+    if share < _MAX_WAIT_SHARE_TO_SHRINK and staying > spec.min_nodes:
+        return FeederCount(least - 1, reason)
+    return FeederCount(least, reason)
+
+
+def feeder_addresses(view: View, state: LeaderState) -> tuple[FeederAddress, ...]:
+    """Return where workers find feeders: on usable machines without a preemption notice."""
+    members = capacity.usable_members(view, state, "feed")
+    return tuple(
+        sorted(
+            (one.feeder for one in members if one.feeder is not None), key=lambda one: one.address
+        )
+    )
+
+
+def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Yield the request for one machine if the feeders are to have more than they have.
+
+    Yields a `Wait` during the pause after refused machines. `now` is the leader's `Clock.now()` in
+    seconds. A rule of `scheduler.next_action`.
+    """
+    # Without a round they would have nothing to do, and their quota may be that of the workers.
+    if view.spec.feeders is None or view.round is None:
+        return
+    wanted, reason = feeder_count(view, state)
+    if wanted <= len(_staying_nodes(view, state)):
+        return
+    request_at = float("-inf")
+    if state.feeder_refused_at is not None and view.feeder_refusals > 0:
+        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.feeder_refusals - 1, 10)
+        request_at = state.feeder_refused_at + min(_MAX_BACKOFF_S, backoff_s)
+    if now < request_at:
+        yield Wait(request_at, f"a machine for feeders was refused {view.feeder_refusals} times")
+    else:
+        yield RequestMachines(1, f"{format_count(wanted, 'machine')} for feeders: {reason}", "feed")
+
+
+def release_feeders(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """Yield the release of a machine that the feeders are not to have any more.
+
+    The newest one first, and all if the run has been without a round for five minutes, or has
+    changed to another network. `now` is the leader's `Clock.now()` in seconds. A rule of
+    `scheduler.next_action`; excludes the leader's own machine.
+    """
+    groups = [
+        token
+        for token, group in view.groups.items()
+        if group.role == "feed" and group.handle is not None and group.active_nodes
+    ]
+    own = state.members.get(state.agent_id)
+    released = [one for one in groups if own is None or one != own.member.token]
+    if not released or state.is_headless:
+        return
+    idle_until = state.phase.since + _IDLE_TIMEOUT_S if isinstance(state.phase, NoRound) else None
+    is_idle = view.round is None and idle_until is not None and now >= idle_until
+    left = [one for one in released if view.stands_by(one)]
+    surplus = len(_staying_nodes(view, state)) - feeder_count(view, state).nodes
+    if left or is_idle:
+        tokens = left or released
+        yield ReleaseGroups(tokens[0], tuple(tokens[1:]))
+    elif surplus > 0:
+        yield ReleaseGroups(_newest(view, released))
+    elif view.round is None and idle_until is not None:
+        yield Wait(idle_until, "no round is open, so feeders have nothing to do")
+
+
+def _newest(view: View, tokens: list[Token]) -> Token:
+    return max(tokens, key=lambda token: view.groups[token].planned_slot)
+
+
+def _staying_nodes(view: View, state: LeaderState) -> list[tuple[Token, int]]:
+    """The machines for feeders, running or requested, without a preemption notice."""
+    return [
+        (token, node)
+        for token, group in view.groups.items()
+        if group.role == "feed"
+        for node in group.active_nodes
+        if state.last_agent_by_node.get((token, node)) not in view.notices
+    ]
+
+
+def _is_training_over(view: View) -> bool:
+    return (
+        view.pending_fit_end is not None
+        or view.cancel_reason is not None
+        or retry_budget.fit_ended_by_budget(view) is not None
+    )

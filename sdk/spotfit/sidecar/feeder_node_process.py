@@ -1,0 +1,60 @@
+"""The program of the sidecar on a machine for feeders: starts and serves its feeder processes."""
+
+from __future__ import annotations
+
+import threading
+from typing import NoReturn
+
+import msgspec
+
+from spotfit.code.code_bundle import DATASETS
+from spotfit.core.codec import decoder
+from spotfit.data.feeding.feeder_process import FeederInit
+from spotfit.data.feeding.feeder_server import FeederServer
+from spotfit.model.topology import FeederAddress
+from spotfit.protocol.agent_sidecar import (
+    FeedersListening,
+    SidecarInit,
+    StartFeeders,
+    ToFeederNode,
+)
+from spotfit.sidecar.process_setup import SidecarConnection, SidecarRun, exit_sidecar
+from spotfit.store.retry import PATIENT_RETRY_POLICY
+from spotfit.worker.main import configure_logging
+
+_message_decoder: msgspec.json.Decoder[ToFeederNode] = decoder(ToFeederNode)  # type: ignore[arg-type]
+
+
+def main(socket_fd: int) -> NoReturn:
+    """Serve feeders until the agent closes the socket, then exit the process.
+
+    `socket_fd`: the inherited end of a socket pair. An error, such as of the user's environment,
+    ends the process; its text is in the log.
+    """
+    connection = SidecarConnection(socket_fd, _message_decoder)
+    init, start = connection.receive(), connection.receive()
+    if not isinstance(init, SidecarInit) or not isinstance(start, StartFeeders):
+        exit_sidecar()  # the agent is gone
+    configure_logging(start.log_level)
+    server = open_server(init, start)
+    threading.Thread(target=server.serve, name="spotfit-feeder-server", daemon=True).start()
+    feeder = FeederAddress(address=server.address, connections=start.processes)
+    connection.send(FeedersListening(feeder=feeder))
+    while connection.receive() is not None:
+        pass  # the agent sends nothing more
+    server.close()
+    exit_sidecar()
+
+
+def open_server(init: SidecarInit, start: StartFeeders) -> FeederServer:
+    """Make the user's code importable and start the feeder processes of this machine.
+
+    Changes environment variables, `sys.path` and the working directory, which the processes
+    inherit. Raises the errors of `SidecarRun.load_code` and `FeederServer`.
+    """
+    payload = SidecarRun(init, PATIENT_RETRY_POLICY).load_code()
+    return FeederServer(
+        FeederInit(log_level=start.log_level, secret=init.secret, run_id=init.run_id),
+        payload.object_pickles[DATASETS],
+        processes=start.processes,
+    )

@@ -1,0 +1,76 @@
+"""Feeder processes as their parent sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from spotfit.data.feeding.feeder_process import FeederInit
+from spotfit.data.feeding.link import FeederLink
+from spotfit.data.feeding.messages import SliceReply
+from spotfit.data.feeding.processes import FeederProcess
+from spotfit.data.transforms import BlockFunction
+from tests.unit.data.feeding.augmented_rows import Pass, dataset_of, shipped
+
+pytestmark = pytest.mark.real_time("starts processes")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+class ReportEnvironment:
+    name = identity = "map_batches(report_environment)"
+    runs_user_code = True
+
+    def bind(self) -> BlockFunction:
+        return self._report
+
+    def _report(self, block: pa.Table) -> pa.Table:
+        for name in VARIABLES:
+            block = block.append_column(name, pa.array([os.environ.get(name)] * len(block)))
+        return block
+
+
+@pytest.fixture
+def process() -> Iterator[FeederProcess]:
+    started = FeederProcess(FeederInit(), cloudpickle.dumps(shipped(DATASET)))
+    yield started
+    started.close()
+
+
+DATASET = dataset_of(12, ReportEnvironment())
+
+
+def first_slice(link: FeederLink) -> pa.Table:
+    link.send(1, next(Pass(DATASET).tasks()))
+    reply = link.receive()
+    link.close()
+    assert isinstance(reply, SliceReply), reply
+    return reply.table
+
+
+def test_a_process_sees_no_accelerators_and_uses_one_thread(process: FeederProcess) -> None:
+    table = first_slice(FeederLink(process.connect(), "feeder"))
+    assert [table.column(name)[0].as_py() for name in VARIABLES] == ["", "1"]
+
+
+def test_a_process_serves_several_connections(process: FeederProcess) -> None:
+    links = [FeederLink(process.connect(), "feeder") for _ in range(2)]
+    assert first_slice(links[0]) == first_slice(links[1])
+
+
+def test_a_killed_process_is_not_running_and_names_its_exit(process: FeederProcess) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == "exit code -9"
+    assert not process.is_running
+    with pytest.raises(OSError, match=r"Broken pipe|Connection reset"):
+        process.connect()
+
+
+def test_a_closed_process_has_ended(process: FeederProcess) -> None:
+    process.close()
+    process.close()
+    assert not process.is_running

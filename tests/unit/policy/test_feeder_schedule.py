@@ -1,0 +1,223 @@
+"""Feeder schedule: how many machines transform datasets, by the share of waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotfit.core.ids import AgentId, Token
+from spotfit.model.events import FitEnded
+from spotfit.model.leader_state import LeaderState, MemberStatus, NoRound
+from spotfit.model.spec import FeederSpec
+from spotfit.model.topology import FeederAddress
+from spotfit.model.view import MachineGroup, View
+from spotfit.policy.actions import LeaderAction, ReleaseGroups, RequestMachines, SubmitGroup, Wait
+from spotfit.policy.feeder_schedule import feeder_addresses, feeder_count, release_feeders
+from spotfit.policy.scheduler import next_action
+from spotfit.testing.builders import (
+    TOKEN,
+    a_group,
+    a_leader_state,
+    a_member,
+    a_member_status,
+    a_notice,
+    a_round,
+    a_spec,
+    a_training,
+    a_view,
+    an_agent_id,
+    member_statuses,
+)
+
+NOW = 1000.0
+
+
+def token_of(number: int) -> Token:
+    return Token(f"t-f{number}")
+
+
+def agent_of(number: int) -> AgentId:
+    return AgentId(f"f{number}")
+
+
+def feeder(number: int, *, is_listening: bool = True, **fields: Any) -> MemberStatus:
+    member = a_member(agent=agent_of(number), token=token_of(number), node=0)
+    address = FeederAddress(address=f"10.0.1.{number}:4000", connections=16)
+    return a_member_status(member=member, feeder=address if is_listening else None, **fields)
+
+
+def a_run(
+    nodes: tuple[int, int] = (0, 4), *, machines: int = 0, spec: Any = None, **fields: Any
+) -> View:
+    """A round is open, and `machines` machines for feeders were granted."""
+    groups: dict[Token, MachineGroup] = {TOKEN: a_group()}
+    for number in range(machines):
+        group = a_group(token=token_of(number), nodes=1, role="feed", planned_slot=10 + number)
+        groups[token_of(number)] = group
+    feeders = FeederSpec(min_nodes=nodes[0], max_nodes=nodes[1], resources={"CPU": 16.0})
+    usual = {"spec": spec or a_spec(feeders=feeders), "groups": groups, "round": a_round()}
+    return a_view(**{**usual, **fields})
+
+
+def observed(share: float | None, *feeders: MemberStatus, **fields: Any) -> LeaderState:
+    """Two busy worker nodes and the feeders; the leader has measured the share of waiting."""
+    members = member_statuses(
+        a_member_status(0, running_round=1), a_member_status(1, running_round=1), *feeders
+    )
+    agents = {(one.member.token, one.member.node): one.member.agent for one in feeders}
+    usual: dict[str, Any] = {
+        "members": members,
+        "last_agent_by_node": agents,
+        "data_wait_share": share,
+        "phase": a_training(),
+    }
+    return a_leader_state(**{**usual, **fields})
+
+
+def action_of(view: View, state: LeaderState, now: float = NOW) -> LeaderAction:
+    return next_action(view, state, now)
+
+
+# --- the number of machines ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "nodes"),
+    [
+        (None, 2),
+        (0.0, 1),
+        (0.0099, 1),
+        (0.01, 2),
+        (0.05, 2),
+        (0.051, 3),
+        (1.0, 3),
+    ],
+)
+def test_the_number_follows_the_share_of_waiting(share: float | None, nodes: int) -> None:
+    view = a_run(machines=2)
+    assert feeder_count(view, observed(share, feeder(0), feeder(1))).nodes == nodes
+
+
+def test_the_number_is_between_the_minimum_and_the_maximum() -> None:
+    both = feeder(0), feeder(1)
+    assert feeder_count(a_run((2, 2), machines=2), observed(1.0, *both)).nodes == 2
+    assert feeder_count(a_run((2, 2), machines=2), observed(0.0, *both)).nodes == 2
+    assert feeder_count(a_run((3, 4), machines=2), observed(None, *both)).nodes == 3
+    assert feeder_count(a_run((0, 1), machines=2), observed(None, *both)).nodes == 1
+
+
+def test_the_number_grows_only_once_the_last_machine_has_started() -> None:
+    view = a_run(machines=2)
+    starting = feeder(1, is_listening=False)
+    assert feeder_count(view, observed(1.0, feeder(0), starting)).nodes == 2
+    assert feeder_count(view, observed(1.0, feeder(0), feeder(1))).nodes == 3
+
+
+def test_the_reason_states_the_share() -> None:
+    count = feeder_count(a_run(machines=1), observed(0.123, feeder(0)))
+    assert count.reason == "workers wait for rows for 12.3% of the time"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"cancel_reason": "stop"}, {"pending_fit_end": FitEnded(outcome="finished")}],
+    ids=["cancelled", "training ended"],
+)
+def test_a_run_that_trains_no_more_has_no_feeders(fields: dict[str, Any]) -> None:
+    view = a_run((2, 4), machines=2, **fields)
+    assert feeder_count(view, observed(1.0, feeder(0), feeder(1))).nodes == 0
+
+
+def test_a_headless_leader_has_no_feeders() -> None:
+    assert feeder_count(a_run((2, 4)), observed(None, is_headless=True)).nodes == 0
+
+
+# --- addresses ----------------------------------------------------------------------------------
+
+
+def test_workers_get_the_addresses_of_machines_that_listen_and_have_no_notice() -> None:
+    view = a_run(machines=3)
+    state = observed(None, feeder(2), feeder(1, is_listening=False), feeder(0, notice=a_notice()))
+    assert [one.address for one in feeder_addresses(view, state)] == ["10.0.1.2:4000"]
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def test_missing_machines_are_requested_one_by_one() -> None:
+    expected = RequestMachines(1, "2 machines for feeders: at least 2 machines", "feed")
+    assert action_of(a_run((2, 4)), observed(None)) == expected
+    pending = a_run((2, 4), machines=1)
+    assert action_of(pending, observed(None)) == expected
+    assert not isinstance(action_of(a_run((2, 4), machines=2), observed(None)), RequestMachines)
+
+
+def test_a_waiting_run_requests_one_more() -> None:
+    reason = "1 machine for feeders: workers wait for rows for 20.0% of the time"
+    assert action_of(a_run(), observed(0.2)) == RequestMachines(1, reason, "feed")
+
+
+def test_a_machine_with_a_notice_is_replaced() -> None:
+    noticed = a_run((1, 1), machines=1, notices={agent_of(0): a_notice()})
+    assert isinstance(
+        action_of(noticed, observed(None, feeder(0, notice=a_notice()))), RequestMachines
+    )
+
+
+def test_a_lost_machine_is_replaced() -> None:
+    lost = a_group(token=token_of(0), nodes=1, role="feed", lost_nodes=frozenset([0]))
+    view = a_run((1, 1), groups={TOKEN: a_group(), token_of(0): lost})
+    assert isinstance(action_of(view, observed(None)), RequestMachines)
+
+
+def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
+    between = a_run((2, 4), round=None)
+    state = observed(None, phase=NoRound(since=NOW))
+    assert getattr(action_of(between, state), "role", "train") == "train"
+    assert not isinstance(
+        action_of(a_run(spec=a_spec()), observed(1.0)), RequestMachines | SubmitGroup
+    )
+
+
+@pytest.mark.parametrize(("refusals", "pause_s"), [(1, 1.0), (4, 8.0), (30, 600.0)])
+def test_refused_machines_are_requested_after_a_growing_pause(
+    refusals: int, pause_s: float
+) -> None:
+    view = a_run((1, 1), feeder_refusals=refusals)
+    state = observed(None, feeder_refused_at=NOW)
+    assert isinstance(action_of(view, state, NOW + pause_s - 0.1), Wait)
+    assert isinstance(action_of(view, state, NOW + pause_s), RequestMachines)
+
+
+# --- releases -----------------------------------------------------------------------------------
+
+
+def test_the_newest_machine_is_released_if_workers_do_not_wait() -> None:
+    state = observed(0.0, feeder(0), feeder(1))
+    assert action_of(a_run(machines=2), state) == ReleaseGroups(token_of(1))
+
+
+def test_all_machines_are_released_after_five_minutes_without_a_round() -> None:
+    view = a_run((2, 2), machines=2, round=None)
+    state = observed(None, feeder(0), feeder(1), phase=NoRound(since=NOW))
+
+    def releases(now: float) -> list[LeaderAction]:
+        return [one for one in release_feeders(view, state, now) if not isinstance(one, Wait)]
+
+    assert releases(NOW + 299.0) == []
+    assert releases(NOW + 300.0) == [ReleaseGroups(token_of(0), (token_of(1),))]
+
+
+def test_the_machine_of_the_leader_is_not_released() -> None:
+    state = observed(0.0, feeder(0), feeder(1), agent_id=agent_of(1))
+    view = a_run(machines=2)
+    assert list(release_feeders(view, state, NOW)) == [ReleaseGroups(token_of(0))]
+
+
+def test_a_machine_for_feeders_gets_no_workers() -> None:
+    view = a_run(
+        machines=1, round=None, groups={token_of(0): a_run(machines=1).groups[token_of(0)]}
+    )
+    state = observed(None, feeder(0), phase=NoRound(since=NOW), agent_id=an_agent_id(0))
+    assert action_of(view, state) == RequestMachines(2, "2 of 2 workers need a machine")
