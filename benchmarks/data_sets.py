@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image  # type: ignore[import-not-found]
+from PIL import Image
 
 FILES = 8
 SEED = 20_261_126

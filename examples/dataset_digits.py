@@ -39,7 +39,7 @@ def train(config: dict[str, Any]) -> list[float]:
         for batch in shard.iter_torch_batches(global_batch_size=BATCH):
             loss = torch.nn.functional.cross_entropy(model(batch["pixels"]), batch["digit"])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch lacks types
             optimizer.step()
             checkpointer.step({"loss": loss.item()})
             kill_a_worker(config["kill_at"], checkpointer.steps)
@@ -82,7 +82,7 @@ def main() -> None:
     killed = fit("killed", [7, 40], dataset)
     kills = len(list(FOLDER.glob("killed at *")))
     print(f"{kills} kills; equal weights: {killed.return_value == undisturbed.return_value}")
-    print(f"loss {killed.metrics['loss']:.2f}")
+    print(f"final metrics: {killed.metrics}")
 
 
 if __name__ == "__main__":

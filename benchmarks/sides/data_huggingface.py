@@ -8,7 +8,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from datasets import load_dataset  # type: ignore[import-not-found]
+from datasets import load_dataset
 from torch.utils.data import DataLoader
 
 from benchmarks.sides import data_reading

@@ -9,8 +9,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-import ray  # type: ignore[import-not-found]
-import ray.data  # type: ignore[import-not-found]
+import ray
+import ray.data
 import torch
 
 from benchmarks.sides import data_reading

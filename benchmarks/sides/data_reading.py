@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image  # type: ignore[import-not-found]
+from PIL import Image
 
 TAG = "SPOTFIT_BENCH_RUN"
 MAX_TOKENS = 1_024

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ray  # type: ignore[import-not-found]
+import ray
 import torch
 from ray import train
-from ray.train.torch import TorchTrainer, prepare_model  # type: ignore[import-not-found]
+from ray.train.torch import TorchTrainer, prepare_model
 
 from benchmarks.checkpointer_workload import WARM_UP_ROUNDS, BenchmarkModel, timed_together
 

@@ -3,9 +3,9 @@
 import json
 import sys
 
-import ray  # type: ignore[import-not-found]
+import ray
 from ray import train
-from ray.train.torch import TorchTrainer  # type: ignore[import-not-found]
+from ray.train.torch import TorchTrainer
 
 from benchmarks import workload
 

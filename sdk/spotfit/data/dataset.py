@@ -236,7 +236,9 @@ class Dataset:
             raise ConfigError(f"limit({limit}) must not be negative.", do="Pass 0 or more.")
         return self._parts(lambda count: [0, min(limit, count)], 1)[0]
 
-    def random_sample(self, fraction: float, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
+    def random_sample(
+        self, fraction: float, *, seed: int | RandomSeedConfig | None = None
+    ) -> Dataset:
         """Return each row with this probability, decided by the hash of its number and the seed.
 
         The sample is the same in every process. Without a seed, 0 is used.
@@ -809,5 +811,5 @@ def _distinct_names(method: str, names: str | Sequence[str]) -> tuple[str, ...]:
 
 def _seed(seed: int | RandomSeedConfig | None) -> int | None:
     """Return the integer of a seed."""
-    value = getattr(seed, "seed", seed)
+    value: Any = getattr(seed, "seed", seed)
     return None if value is None else int(value)

@@ -25,7 +25,7 @@ from spotfit.data.transforms import BlockFunction, bind_all
 from spotfit.data.window_reader import WindowReader
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset import Dataset
+    from spotfit.data.row_plan import ShuffledRows
 
 # Streams 0 and 1 are those of the permutations in `order`.
 _SLICES_STREAM = 2
@@ -52,7 +52,9 @@ class SliceReader:
         cache_bytes: Windows of at most this size are kept, but at least two.
     """
 
-    def __init__(self, datasets: Mapping[str, Dataset], *, cache_bytes: int = _CACHE_BYTES) -> None:
+    def __init__(
+        self, datasets: Mapping[str, ShuffledRows], *, cache_bytes: int = _CACHE_BYTES
+    ) -> None:
         self._datasets = datasets
         self._cache_bytes = cache_bytes
         self._threads = TaskPool(_READ_THREADS, "spotfit-read-window")

@@ -18,7 +18,7 @@ def shard_of(rank: int = 0, world_size: int = 2) -> ShardPosition:
 
 
 def lengths(reader: ShardReader, rows_per_step: int | None, **options: bool) -> list[int]:
-    return [block.num_rows for block in reader.steps(rows_per_step, **options)]  # type: ignore[arg-type]
+    return [block.num_rows for block in reader.steps(rows_per_step, **options)]
 
 
 def test_steps_have_the_rows_of_this_rank() -> None:

@@ -18,7 +18,7 @@ from spotfit.host.system import SystemClock
 from spotfit.model.topology import FeederAddress
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset import Dataset
+    from spotfit.data.row_plan import ShuffledRows
 
 _MAX_DEFAULT_PROCESSES = 8
 """Processes beside a worker by default at most; each holds the libraries of the user in memory."""
@@ -50,7 +50,7 @@ class WorkerFeeders:
 
     def __init__(
         self,
-        datasets: Mapping[str, Dataset],
+        datasets: Mapping[str, ShuffledRows],
         pickled_datasets: bytes,
         sources: FeederSources,
         *,
