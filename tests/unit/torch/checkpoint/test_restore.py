@@ -61,7 +61,14 @@ def make_operation(
         **changes,
     }
     per_rank, position = options.pop("per_rank"), options.pop("position")
-    return RestoreOperation(training, per_rank, position, has_checkpoint=has_checkpoint, **options)
+    return RestoreOperation(
+        training,
+        per_rank,
+        position,
+        has_checkpoint=has_checkpoint,
+        resume_datasets=lambda _positions: None,
+        **options,
+    )
 
 
 @pytest.fixture
