@@ -14,7 +14,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -64,28 +64,8 @@ _FIRST_ROW = ReadPosition()
 _DEFAULT_OPTIONS = ReadOptions()
 
 
-class StepReader(Protocol):
-    """The rows of a rank in one pass over a dataset."""
-
-    @property
-    def position(self) -> ReadPosition:
-        """The position after the step that was yielded last."""
-        ...
-
-    def steps(
-        self, rows_per_step: int | None, *, is_global: bool = False, prefetch: int = 1
-    ) -> Iterator[pa.Table]:
-        """Yield this rank's rows of each step, from `position` on.
-
-        `rows_per_step` is the number of rows of this rank, or of all ranks if `is_global`. With
-        None, a step ends with a window of the first lane. `prefetch` is the number of steps to
-        which transforms are applied before they are needed.
-        """
-        ...
-
-
 class RankReader:
-    """The rows of a rank in one epoch: a `StepReader`."""
+    """The rows of a rank in one epoch, step by step."""
 
     def __init__(
         self,
@@ -112,10 +92,14 @@ class RankReader:
     def steps(
         self, rows_per_step: int | None, *, is_global: bool = False, prefetch: int = 1
     ) -> Iterator[pa.Table]:
-        """Yield this rank's rows of each step, from `position` on; see `StepReader`.
+        """Yield this rank's rows of each step, from `position` on.
 
-        All ranks have the same number of steps. Raises `ConfigError` if a step has fewer rows than
-        there are ranks, and what a source or a transform raises.
+        `rows_per_step` is the number of rows of this rank, or of all ranks if `is_global`. With
+        None, a step ends with a window of the first lane. All ranks have the same number of steps.
+        `prefetch` is the number of steps to which transforms are applied before they are needed.
+
+        Raises `ConfigError` if a step has fewer rows than there are ranks, and what a source or a
+        transform raises.
         """
         least = self._world_size if is_global else 1
         if rows_per_step is not None and rows_per_step < least:

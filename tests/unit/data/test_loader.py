@@ -10,16 +10,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.dataset import Dataset
+from spotfit.data.file_readers import read_parquet
 from spotfit.data.loader import RankReader, ReadOptions, ReadPosition
 from spotfit.data.manifest import Manifest
 from spotfit.data.order import EpochOrder, OrderSettings, Shuffle, Tail
@@ -331,6 +334,25 @@ print(next(reader.steps(16)).num_rows, "pandas" in sys.modules)
     )
 
     assert result.stdout.split() == ["16", "False"]
+
+
+def test_ranks_read_parquet_files_in_the_same_global_batches(tmp_path: Path) -> None:
+    for number in range(4):
+        table = pa.table({"id": range(number * 500, number * 500 + 500)})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=50)
+    dataset = read_parquet(str(tmp_path))
+    order = OrderSettings(11, 8, 120, "rows")
+    expected = [ids_of(block) for block in reader_of(dataset, order).steps(160, is_global=True)]
+    position = 0
+    for world_size in range(1, 9):
+        steps = [
+            reader.steps(160, is_global=True)
+            for reader in all_ranks(dataset, world_size, order=order, consumed=position)
+        ]
+        assert global_step([next(step) for step in steps]) == expected[position // 160]
+        position += 160
+
+    assert sorted(row for step in expected for row in step) == list(range(2_000))
 
 
 # ── transforms ────────────────────────────────────────────────────────────────────────────────────
