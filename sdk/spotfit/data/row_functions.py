@@ -22,6 +22,7 @@ from spotfit.data.batches import (
 )
 from spotfit.data.column_arrays import column_to_numpy
 from spotfit.data.context import PoolSize
+from spotfit.data.tensor_storage import is_tensor_field
 from spotfit.data.transforms import BlockFunction, set_column
 from spotfit.data.user_functions import UserFunction
 
@@ -157,11 +158,11 @@ def add_column_transform(
 
 
 def block_rows(block: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dictionaries of Python values; tensors are writable arrays.
-
-    Tensors are also nested lists of one length per level, such as images of different sizes.
-    """
-    columns = [_column_values(block.column(name)) for name in block.column_names]
+    """Return the rows as dictionaries of Python values; tensors are writable arrays."""
+    columns = [
+        _column_values(column, is_tensor=is_tensor_field(field))
+        for column, field in zip(block.columns, block.schema, strict=True)
+    ]
     if not columns:
         return [{} for _ in range(block.num_rows)]
     return [
@@ -169,25 +170,11 @@ def block_rows(block: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def _column_values(column: pa.ChunkedArray) -> list[Any]:
-    if isinstance(column.type, pa.FixedShapeTensorType):
+def _column_values(column: pa.ChunkedArray, *, is_tensor: bool) -> list[Any]:
+    if is_tensor:
         return list(column_to_numpy(column))
-    if _list_depth(column.type) > 1:
-        rows = column_to_numpy(column)
-        # A row of lists of several lengths is an array of objects.
-        is_tensor = [isinstance(row, np.ndarray) and row.dtype != object for row in rows]
-        return [
-            row if is_one else column[index].as_py()
-            for index, (row, is_one) in enumerate(zip(rows, is_tensor, strict=True))
-        ]
     values: list[Any] = column.to_pylist()
     return values
-
-
-def _list_depth(kind: pa.DataType) -> int:
-    types = pa.types
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return 1 + _list_depth(kind.value_type) if is_list else 0
 
 
 def rows_to_block(rows: list[Mapping[str, Any]]) -> pa.Table:

@@ -21,10 +21,31 @@ from spotfit.data.column_arrays import column_to_numpy, list_column
 
 _DTYPE = b"spotfit.dtype"
 _SHAPE = b"spotfit.shape"
+_RAGGED = b"spotfit.ragged"
 _EXTENSION_NAME = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
 _RAY_FIXED = (b"ray.data.arrow_tensor", b"ray.data.arrow_tensor_v2")
 _RAY_VARIABLE = (b"ray.data.arrow_variable_shaped_tensor",)
+
+
+def ragged_tensor_field(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
+    """Return the field of a column of nested lists that are tensors of different shapes.
+
+    Rows have arrays in it, instead of lists of lists.
+    """
+    return pa.field(name, kind, nullable, {_RAGGED: b""})
+
+
+def is_tensor_field(field: pa.Field) -> bool:
+    """Whether the values of a column are tensors, of one shape or of different ones."""
+    return isinstance(field.type, pa.FixedShapeTensorType) or _RAGGED in (field.metadata or {})
+
+
+def plain_field(field: pa.Field) -> pa.Field:
+    """Return the field without metadata, except that of `ragged_tensor_field`."""
+    if _RAGGED in (field.metadata or {}):
+        return ragged_tensor_field(field.name, field.type, nullable=field.nullable)
+    return field.remove_metadata()
 
 
 def encode_tensors(table: pa.Table) -> pa.Table:
@@ -54,36 +75,37 @@ def decode_tensors(table: pa.Table) -> pa.Table:
     Tensors of different shapes become nested lists.
     """
     for index, field in enumerate(table.schema):
-        kind = decoded_type(field)
+        decoded = decoded_field(field)
+        kind = decoded.type
         if kind == field.type:
             continue
-        metadata = field.metadata or {}
         chunks = table.column(index).chunks
-        if metadata.get(_EXTENSION_NAME) in _RAY_VARIABLE:
+        if _RAGGED in (decoded.metadata or {}):
             arrays = [_ragged_to_lists(chunk, kind) for chunk in chunks]
         else:
             arrays = [_to_tensors(chunk, kind) for chunk in chunks]
-        table = table.set_column(
-            index, pa.field(field.name, kind, field.nullable), pa.chunked_array(arrays, kind)
-        )
+        table = table.set_column(index, decoded, pa.chunked_array(arrays, kind))
     return table
 
 
-def decoded_type(field: pa.Field) -> pa.DataType:
-    """Return the type that `decode_tensors` gives to a column."""
+def decoded_field(field: pa.Field) -> pa.Field:
+    """Return the field that `decode_tensors` gives to a column."""
     metadata = field.metadata or {}
     name = metadata.get(_EXTENSION_NAME)
     if pa.types.is_fixed_size_binary(field.type) and _DTYPE in metadata:
         dtype = pa.from_numpy_dtype(np.dtype(metadata[_DTYPE].decode()))
-        return pa.fixed_shape_tensor(dtype, json.loads(metadata[_SHAPE]))
+        return pa.field(
+            field.name, pa.fixed_shape_tensor(dtype, json.loads(metadata[_SHAPE])), field.nullable
+        )
     if name in _RAY_FIXED:
-        return pa.fixed_shape_tensor(field.type.value_type, _ray_parameter(field, metadata))
+        kind = pa.fixed_shape_tensor(field.type.value_type, _ray_parameter(field, metadata))
+        return pa.field(field.name, kind, field.nullable)
     if name in _RAY_VARIABLE:
         kind = field.type.field("data").type.value_type
         for _ in range(_ray_parameter(field, metadata)):
             kind = pa.list_(kind)
-        return kind
-    return field.type
+        return ragged_tensor_field(field.name, kind, nullable=field.nullable)
+    return plain_field(field)
 
 
 def tensors_from_bytes(column: pa.ChunkedArray, dtype: Any, shape: tuple[int, ...]) -> pa.Array:

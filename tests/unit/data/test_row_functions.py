@@ -17,6 +17,7 @@ from spotfit.data.row_functions import (
     map_batches_transform,
     rows_to_block,
 )
+from spotfit.data.tensor_storage import ragged_tensor_field
 from spotfit.data.user_functions import user_function
 
 BLOCK = pa.table({"a": [1, 2, 3], "b": ["x", "y", None]})
@@ -44,19 +45,15 @@ def test_a_row_may_lack_a_column_of_others() -> None:
     assert rows_to_block([{"a": 1}, {"b": 2}]).to_pydict() == {"a": [1, None], "b": [None, 2]}
 
 
-def test_rows_have_nested_lists_of_one_length_as_arrays() -> None:
-    images = [[[[1, 2, 3]] * 4] * 2, [[[4, 5, 6]] * 2], [[[7, 8, 9]], []], None]
-    for kind in (pa.list_(pa.uint8(), 3), pa.list_(pa.uint8())):
-        block = pa.table({"image": pa.array(images, pa.list_(pa.list_(kind)))})
-        first, second, ragged, missing = (row["image"] for row in block_rows(block))
-        assert (first.shape, second.shape) == ((2, 4, 3), (1, 2, 3))
-        assert first.dtype == np.uint8
-        assert (ragged, missing) == (images[2], None)
-
-
-def test_rows_have_lists_of_numbers_as_lists() -> None:
-    (row,) = block_rows(pa.table({"tokens": [[1, 2]]}))
-    assert row == {"tokens": [1, 2]}
+def test_rows_have_tensors_of_different_shapes_as_arrays() -> None:
+    images = [[[[1, 2, 3]] * 4] * 2, [[[4, 5, 6]] * 2], None]
+    field = ragged_tensor_field("image", pa.list_(pa.list_(pa.list_(pa.uint8(), 3))))
+    column = pa.array(images, field.type)
+    first, second, missing = block_rows(pa.table([column], schema=pa.schema([field])))
+    assert (first["image"].shape, second["image"].shape) == ((2, 4, 3), (1, 2, 3))
+    assert first["image"].dtype == np.uint8
+    assert missing == {"image": None}
+    assert block_rows(pa.table({"image": column}))[1] == {"image": images[1]}
 
 
 def test_rows_have_tensors_as_writable_arrays() -> None:

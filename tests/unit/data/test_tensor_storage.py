@@ -58,6 +58,8 @@ def test_ray_tensors_of_different_shapes_are_read_as_lists(tmp_path: Path) -> No
     write_with_metadata(pa.array(rows, kind), metadata, tmp_path / "a.parquet")
     found = rows_of(source_of(read_parquet(tmp_path)))
     assert found["x"].to_pylist() == [[[1, 2], [3, 4]], [[5, 6]], None]
+    first, *_ = read_parquet(tmp_path).take_all()
+    assert first["x"].tolist() == [[1, 2], [3, 4]]
 
 
 def test_a_shape_that_ray_pickled_is_read(tmp_path: Path) -> None:

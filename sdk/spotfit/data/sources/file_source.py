@@ -18,6 +18,7 @@ from spotfit.core.input_checks import did_you_mean
 from spotfit.data.files import FileSet, path_of
 from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import DataFile, SourceUnits, int_array
+from spotfit.data.tensor_storage import plain_field
 from spotfit.host import log
 from spotfit.store.transfer import concurrent_map
 
@@ -142,7 +143,7 @@ class FormatSource:
 
     def _inspect(self, file: DataFile) -> FileContent:
         content = self.format.inspect(OpenFile(self.files, file))
-        fields = [field.remove_metadata() for field in content.schema]
+        fields = [plain_field(field) for field in content.schema]
         known = {field.name for field in fields}
         fields += [
             pa.field(name, value.type)

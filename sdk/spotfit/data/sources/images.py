@@ -16,6 +16,7 @@ import pyarrow as pa
 from spotfit.core.errors import ConfigError
 from spotfit.data.column_arrays import NumpyArray, column_from_values, list_column
 from spotfit.data.sources.file_source import PATH_COLUMN
+from spotfit.data.tensor_storage import ragged_tensor_field
 from spotfit.data.transforms import BlockFunction
 from spotfit.host import plugins
 
@@ -61,7 +62,10 @@ class DecodeImages:
         paths = block.column(PATH_COLUMN).to_pylist()
         images = [self._decode(body, path, mode) for body, path in zip(bodies, paths, strict=True)]
         column = _to_column(images, _empty_image(mode, self.size), is_resized=bool(self.size))
-        block = block.set_column(index, COLUMN, column)
+        field = pa.field(COLUMN, column.type)
+        if not self.size:
+            field = ragged_tensor_field(COLUMN, column.type)
+        block = block.set_column(index, field, column)
         return block if self.keep_paths else block.drop_columns([PATH_COLUMN])
 
     def _decode(self, body: bytes, path: str, mode: str) -> NumpyArray:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from spotfit.core.errors import ConfigError
 from spotfit.data.source import DataFile
 from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
-from spotfit.data.tensor_storage import decode_tensors, decoded_type, tensors_from_bytes
+from spotfit.data.tensor_storage import decode_tensors, decoded_field, tensors_from_bytes
 
 _TAIL_BYTES = 64 * 2**10
 """First request of a file; most footers are shorter."""
@@ -70,7 +70,7 @@ class ParquetFormat:
         return self._decode(table, file)
 
     def _decoded_schema(self, schema: pa.Schema) -> pa.Schema:
-        fields = [pa.field(one.name, decoded_type(one), one.nullable) for one in schema]
+        fields = [decoded_field(one) for one in schema]
         for index, one in enumerate(fields):
             if one.name in self.tensor_columns:
                 dtype, shape = self.tensor_columns[one.name]

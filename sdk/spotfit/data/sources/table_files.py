@@ -28,7 +28,7 @@ class TableVersion(NamedTuple):
     schema: pa.Schema
 
 
-class Table(Protocol):
+class VersionedTable(Protocol):
     """A table whose library is asked for its files. Immutable, can be pickled."""
 
     @property
@@ -45,7 +45,7 @@ class Table(Protocol):
 class TableFilesSource:
     """The rows of a table, as of the version at which it is listed."""
 
-    table: Table
+    table: VersionedTable
     columns: tuple[str, ...] | None = None
     include_paths: bool = False
 

@@ -134,3 +134,11 @@ def test_blocks_hold_encoded_images_before_the_transform(
     encoded = values_of(manifest.read_part(0, 0, 9))["image"]
     assert encoded == [path.read_bytes() for path in paths]
     assert manifest.unit_bytes.sum() == sum(map(len, encoded))
+
+
+def test_rows_have_images_as_arrays(tmp_path: Path, generator: np.random.Generator) -> None:
+    paths = write_images(tmp_path, generator)
+    for row, path in zip(read_images(tmp_path).take_all(), paths, strict=True):
+        assert np.array_equal(row["image"], np.asarray(Image.open(path)))
+    shapes = read_images(tmp_path).map(lambda row: {"size": row["image"].size}).take_all()
+    assert [row["size"] for row in shapes] == [(4 + n % 3) * 6 * 3 for n in range(9)]
