@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spotfit.data.context import ExecutionOptions as ExecutionOptions
     from spotfit.data.context import ExecutionResources as ExecutionResources
     from spotfit.data.context import NodeIdStr as NodeIdStr
+    from spotfit.data.context import RandomSeedConfig as RandomSeedConfig
     from spotfit.data.context import TaskPoolStrategy as TaskPoolStrategy
     from spotfit.data.data_iterator import DataIterator as DataIterator
     from spotfit.data.dataset import Dataset as Dataset
@@ -71,6 +72,7 @@ _MODULES = {
     "Partitioning": "spotfit.data.partitioning",
     "PathPartitionFilter": "spotfit.data.partitioning",
     "Preprocessor": "spotfit.data.preprocessor",
+    "RandomSeedConfig": "spotfit.data.context",
     "SaveMode": "spotfit.data.writers",
     "Schema": "spotfit.data.schema",
     "Source": "spotfit.data.source",
@@ -149,6 +151,7 @@ __all__ = [
     "Partitioning",
     "PathPartitionFilter",
     "Preprocessor",
+    "RandomSeedConfig",
     "SaveMode",
     "Schema",
     "Source",
