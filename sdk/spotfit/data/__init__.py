@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_tfrecords as read_tfrecords
     from spotfit.data.file_readers import read_webdataset as read_webdataset
     from spotfit.data.grouped_data import GroupedData as GroupedData
+    from spotfit.data.mixed_source import MixStoppingCondition as MixStoppingCondition
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
@@ -68,6 +69,7 @@ _MODULES = {
     "FileShuffleConfig": "spotfit.data.reader_options",
     "GroupedData": "spotfit.data.grouped_data",
     "MaterializedDataset": "spotfit.data.dataset",
+    "MixStoppingCondition": "spotfit.data.mixed_source",
     "NodeIdStr": "spotfit.data.context",
     "Partitioning": "spotfit.data.partitioning",
     "PathPartitionFilter": "spotfit.data.partitioning",
@@ -147,6 +149,7 @@ __all__ = [
     "FileShuffleConfig",
     "GroupedData",
     "MaterializedDataset",
+    "MixStoppingCondition",
     "NodeIdStr",
     "Partitioning",
     "PathPartitionFilter",
