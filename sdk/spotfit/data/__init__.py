@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spotfit.data.context import ExecutionOptions as ExecutionOptions
     from spotfit.data.context import ExecutionResources as ExecutionResources
     from spotfit.data.context import NodeIdStr as NodeIdStr
+    from spotfit.data.context import RandomSeedConfig as RandomSeedConfig
     from spotfit.data.context import TaskPoolStrategy as TaskPoolStrategy
     from spotfit.data.data_iterator import DataIterator as DataIterator
     from spotfit.data.dataset import Dataset as Dataset
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_tfrecords as read_tfrecords
     from spotfit.data.file_readers import read_webdataset as read_webdataset
     from spotfit.data.grouped_data import GroupedData as GroupedData
+    from spotfit.data.mixed_source import MixStoppingCondition as MixStoppingCondition
     from spotfit.data.partitioning import Partitioning as Partitioning
     from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
@@ -67,10 +69,12 @@ _MODULES = {
     "FileShuffleConfig": "spotfit.data.reader_options",
     "GroupedData": "spotfit.data.grouped_data",
     "MaterializedDataset": "spotfit.data.dataset",
+    "MixStoppingCondition": "spotfit.data.mixed_source",
     "NodeIdStr": "spotfit.data.context",
     "Partitioning": "spotfit.data.partitioning",
     "PathPartitionFilter": "spotfit.data.partitioning",
     "Preprocessor": "spotfit.data.preprocessor",
+    "RandomSeedConfig": "spotfit.data.context",
     "SaveMode": "spotfit.data.writers",
     "Schema": "spotfit.data.schema",
     "Source": "spotfit.data.source",
@@ -145,10 +149,12 @@ __all__ = [
     "FileShuffleConfig",
     "GroupedData",
     "MaterializedDataset",
+    "MixStoppingCondition",
     "NodeIdStr",
     "Partitioning",
     "PathPartitionFilter",
     "Preprocessor",
+    "RandomSeedConfig",
     "SaveMode",
     "Schema",
     "Source",

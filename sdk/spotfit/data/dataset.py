@@ -24,6 +24,7 @@ from spotfit.data.dataset_pipeline import DatasetPipeline
 from spotfit.data.expressions import Expr
 from spotfit.data.grouped_data import GroupedData
 from spotfit.data.manifest import Manifest
+from spotfit.data.mixed_source import MixStoppingCondition, mixed_source
 from spotfit.data.relational import joined_table, sorted_table
 from spotfit.data.row_filters import row_filter
 from spotfit.data.row_functions import (
@@ -259,6 +260,17 @@ class Dataset:
         """Return the columns of this dataset and of others of the same size, row by row."""
         plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
         return self._with_plan(RowPlan.of_source(ZippedSource(tuple(plans))))
+
+    def mix(
+        self,
+        *other: Dataset,
+        weights: Sequence[float] | None = None,
+        stopping_condition: MixStoppingCondition = MixStoppingCondition.STOP_ON_LONGEST_DROP,
+    ) -> Dataset:
+        """Return the rows of this dataset and of others, interleaved by their weights."""
+        plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
+        source = mixed_source(plans, weights, stopping_condition)
+        return self._with_plan(RowPlan.of_source(source))
 
     def sort(
         self,
@@ -725,7 +737,6 @@ class Dataset:
     serialize_lineage = refused_method("serialize_lineage")
     deserialize_lineage = refused_method("deserialize_lineage")
     map_batches_internal = refused_method("map_batches_internal")
-    mix = refused_method("mix")
     write_datasink = refused_method("write_datasink")
     write_sql = refused_method("write_sql")
     write_mongo = refused_method("write_mongo")

@@ -22,7 +22,6 @@ REFUSED_METHODS = {
     "serialize_lineage": "Pickle the dataset with cloudpickle.dumps(); a dataset is a description.",
     "deserialize_lineage": "Load the dataset with pickle.loads() where it was pickled.",
     "map_batches_internal": "Use map_batches().",
-    "mix": "Repeat each dataset by its weight with union(), and call random_shuffle().",
     "to_random_access_dataset": "Write Parquet with write_parquet(url), and look keys up with "
     "DuckDB or Lance.",
     "to_mars": "Use to_dask(path=...), which writes Parquet for Dask.",
