@@ -77,7 +77,10 @@ def estimate_request(
     workers = request.scaling.max_workers
     remarks = (*listing.remarks, *estimate.remarks)
     if request.scaling.min_workers < workers:
-        remarks += (f"The elastic group is estimated with {workers} workers all the time.",)
+        remarks += (
+            f"The elastic group is estimated with {workers} workers all the time. A run also "
+            "trains with fewer of them, which costs less with most deadlines.",
+        )
     return replace(estimate, workers=workers, remarks=remarks)
 
 

@@ -359,7 +359,7 @@ def test_a_cancelled_run_saves_first() -> None:
     assert world.last_event(FitEnded).outcome == "cancelled"
 
 
-def test_workers_are_asked_to_save_before_their_group_grows() -> None:
+def test_a_save_is_suggested_before_a_group_grows() -> None:
     timing = replace(TIMING, round_fill_timeout_s=1.0)
     world = FakeCluster(min_workers=1, max_workers=2, resize_interval_s=20.0, timing=timing)
     world.boots_granted = False

@@ -251,6 +251,6 @@ def test_a_save_is_suggested_once_and_counts_with_a_checkpointer() -> None:
     assert isinstance(without, Training)
     assert without.save_suggested_at is None
     harness.send_frame(RankZeroBroadcast(kind="Checkpointer", seq=0))
-    asked = harness.round.phase(None, workers_stopped=False)
-    assert isinstance(asked, Training)
-    assert asked.save_suggested_at == 5.0
+    suggested = harness.round.phase(None, workers_stopped=False)
+    assert isinstance(suggested, Training)
+    assert suggested.save_suggested_at == 5.0

@@ -92,7 +92,7 @@ def test_no_more_than_ten_minutes_are_repeated() -> None:
     assert not reason(MEASURED, 611.0, slots=16)
 
 
-def test_workers_that_were_asked_to_save_have_time_for_it() -> None:
+def test_a_suggested_save_has_time() -> None:
     assert not reason(MEASURED, 50.0, slots=3, save_suggested_at=40.0)
     assert reason(MEASURED, 50.0, slots=12, save_suggested_at=40.0)
 

@@ -125,7 +125,7 @@ def test_a_move_to_more_machines_does_not_wait_for_a_commit_that_is_far_away() -
     )
 
 
-def test_workers_are_asked_to_save_once_a_group_may_grow() -> None:
+def test_a_growth_is_due_after_the_resize_interval() -> None:
     run = join(a_run(spot=2, on_demand=2), "t-2", first=2, nodes=2)
     state = run.state(210, phase=uncommitted(run))
     due_at = run.view.spec.resize_interval_s
