@@ -98,7 +98,7 @@ def test_results_are_equal_with_feeders_on_machines_that_are_lost(cloud: LiveTes
     eventually(lambda: len(fed_processes(cloud)) >= 2, within_s=WAIT_S)
 
     killed = feeder_groups(cloud)[0]
-    nodes = {node.group.token: node for node in cloud.reclaimer.running_nodes()}
+    nodes = {str(node.group.token): node for node in cloud.reclaimer.running_nodes()}
     cloud.reclaimer.kill(nodes[killed])
     cloud.write_mark("feeder lost")
     eventually(

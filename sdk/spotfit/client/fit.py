@@ -391,7 +391,7 @@ def _bundle_objects(request: FitRequest, ledger: Ledger) -> dict[str, object]:
     if train_context is not nullcontext:
         objects[TRAIN_FUNC_CONTEXT] = train_context
     if request.datasets:
-        from spotfit.data.dataset_shards import TrainerDatasets
+        from spotfit.data.rank_shards import TrainerDatasets
 
         objects[DATASETS] = TrainerDatasets(request.datasets, request.dataset_config)
     # Hooks, validation and callbacks are executed by sidecars; workers never unpickle them.

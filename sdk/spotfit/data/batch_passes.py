@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.pass_reader import PassReader
 from spotfit.data.prefetching import ConvertedSteps
 from spotfit.data.shard import LocalShuffle, ShardPosition
-from spotfit.data.shard_reader import ShardReader
 from spotfit.host.system import SystemClock
 
 DEFAULT_BATCH_SIZE = 256
@@ -123,7 +123,7 @@ class _Pass(Iterator[Any]):
         self._progress = passes.progress
         self._progress.passes += 1
         self._finish = passes.finish
-        self._reader = reader = ShardReader(passes.position, options.shuffle)
+        self._reader = reader = PassReader(passes.position, options.shuffle)
         steps = reader.steps(
             options.rows_per_step,
             is_global=options.global_batch_size is not None,

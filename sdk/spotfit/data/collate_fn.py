@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.batches import BatchFormat
+from spotfit.data.batch_formats import BatchFormat
 from spotfit.data.column_arrays import NumpyArray
 
 BatchT = TypeVar("BatchT")

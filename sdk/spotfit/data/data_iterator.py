@@ -9,18 +9,18 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data import jax_arrays, tensorflow_tensors, torch_features, torch_tensors
+from spotfit.data.batch_formats import BatchFormat, check_batch_format, concat_blocks, to_batch
 from spotfit.data.batch_passes import (
     DEFAULT_BATCH_SIZE,
     BatchOptions,
     BatchPasses,
     BatchProgress,
 )
-from spotfit.data.batches import BatchFormat, check_batch_format, concat_blocks, to_batch
 from spotfit.data.collate_fn import CollateFn, collated_format
+from spotfit.data.pass_reader import PassReader
 from spotfit.data.row_functions import block_rows
 from spotfit.data.schema import Schema
 from spotfit.data.shard import ShardPosition
-from spotfit.data.shard_reader import ShardReader
 from spotfit.data.sources.tables import TableSource
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class DataIterator:
         Does not change the position: the rows are always those of the first epoch, also after a
         restart.
         """
-        reader = ShardReader(ShardPosition(self._dataset, self.position.group))
+        reader = PassReader(ShardPosition(self._dataset, self.position.group))
         blocks = list(reader.steps(None))
         block = concat_blocks(blocks) if blocks else self.schema().base_schema.empty_table()
         return self._dataset.of_source(TableSource(block))

@@ -17,13 +17,12 @@ from spotfit.core.errors import ConfigError
 from spotfit.data import file_encoders, writers
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
 from spotfit.data.aggregate_base import fold_all
-from spotfit.data.batches import BatchFormat, concat_blocks, to_batch
+from spotfit.data.batch_formats import BatchFormat, concat_blocks, to_batch
 from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset_pipeline import DatasetPipeline
 from spotfit.data.expressions import Expr
 from spotfit.data.grouped_data import GroupedData
-from spotfit.data.manifest import Manifest
 from spotfit.data.mixed_source import MixStoppingCondition, mixed_source
 from spotfit.data.relational import joined_table, sorted_table
 from spotfit.data.row_filters import row_filter
@@ -62,6 +61,7 @@ from spotfit.data.transforms import (
     Transform,
     with_columns_transform,
 )
+from spotfit.data.unit_manifest import UnitManifest
 from spotfit.data.unsupported import refused_method
 from spotfit.data.user_functions import (
     FunctionOptions,
@@ -92,7 +92,7 @@ class Dataset:
         return cls(RowPlan.of_source(source))
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> UnitManifest:
         """The units of this dataset, listed on first use. Raises `ConfigError`."""
         return self._plan.manifest
 
@@ -110,7 +110,7 @@ class Dataset:
         """Return this dataset with another transform after all others."""
         return replace(self, _plan=self._plan.with_transform(transform))
 
-    def map_manifest(self, change: Callable[[Manifest], Manifest]) -> Dataset:
+    def map_manifest(self, change: Callable[[UnitManifest], UnitManifest]) -> Dataset:
         """Return this dataset with other units, such as a slice of them."""
         return replace(self, _plan=self._plan.map_manifest(change))
 
@@ -765,7 +765,7 @@ class Dataset:
         return replace(self, _plan=plan)
 
     def _from_table(self, table: Callable[[], pa.Table]) -> Dataset:
-        rows = Rows(lambda: Manifest.of_source(TableSource(table())))
+        rows = Rows(lambda: UnitManifest.of_source(TableSource(table())))
         return Dataset(RowPlan(rows), _name=self._name)
 
     def _parts(self, bounds: Bounds, count: int) -> list[Dataset]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
-from spotfit.data.batches import to_block
+from spotfit.data.batch_formats import to_block
 from spotfit.data.user_functions import UserFunction, user_function
 
 Values: TypeAlias = Any

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import Count, Max, Mean, Min, Std, Sum
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.source import IntArray
 
 _MAX_PARTIAL_ROWS = 2**20

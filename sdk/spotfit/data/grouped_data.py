@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, Unpack
 import pyarrow as pa
 
 from spotfit.data.aggregate import Count, Max, Mean, Min, Std, Sum
-from spotfit.data.batches import BatchFormat
+from spotfit.data.batch_formats import BatchFormat
 from spotfit.data.expressions import Expr
 from spotfit.data.relational import aggregated_table, mapped_groups
 from spotfit.data.row_functions import map_batches_transform

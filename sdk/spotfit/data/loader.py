@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, InfrastructureError
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.lane_blocks import BlockCache, BlockPiece, LaneBlock
 from spotfit.data.order import EpochOrder, LaneRange, OrderSettings, Tail
 from spotfit.data.slices import call_seeded, slice_key

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.batches import concat_blocks
-from spotfit.data.manifest import Manifest
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.row_plan import RowPlan
 from spotfit.data.source import IntArray, SourceUnits, int_array
+from spotfit.data.unit_manifest import UnitManifest
 
 
 class MixStoppingCondition(enum.StrEnum):
@@ -74,9 +74,9 @@ class MixedSource:
         """Return the rows of a unit."""
         begins, ends = self._bounds[unit], self._bounds[unit + 1]
 
-        def slices(manifest: Manifest) -> Manifest:
+        def slices(manifest: UnitManifest) -> UnitManifest:
             offsets = np.cumsum([0, *self._counts])
-            return Manifest.concat(
+            return UnitManifest.concat(
                 [
                     manifest.slice(int(offset + begin), int(end - begin))
                     for offset, begin, end in zip(offsets, begins, ends, strict=False)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.batches import concat_blocks, to_block
+from spotfit.data.batch_formats import concat_blocks, to_block
 from spotfit.data.column_arrays import column_from_values
 from spotfit.data.dataset import Dataset
 from spotfit.data.reader_options import SchedulingOptions, ignore_scheduling

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate_base import columns_of
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.group_aggregates import aggregate_groups, sort_groups
 from spotfit.data.row_plan import RowPlan
 from spotfit.data.transforms import BlockFunction, check_columns

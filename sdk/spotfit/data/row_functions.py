@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.batches import (
+from spotfit.data.batch_formats import (
     BatchFormat,
     check_batch_format,
     concat_blocks,

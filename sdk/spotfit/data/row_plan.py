@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.files import path_of
-from spotfit.data.manifest import Manifest
 from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
 from spotfit.data.read_ahead import READ_THREADS, ReadTask, read_in_order
 from spotfit.data.source import IntArray, Source, SourceUnits, int_array
@@ -25,6 +24,7 @@ from spotfit.data.transforms import (
     columns_to_read,
     is_column_transform,
 )
+from spotfit.data.unit_manifest import UnitManifest
 
 _SCHEMA_ROWS = 32
 """How many rows are transformed to find the columns of the result. One may have null values."""
@@ -47,15 +47,15 @@ UNSHUFFLED = ShuffleSettings()
 class Rows:
     """The rows of a dataset before its transforms: a manifest that is listed on first use."""
 
-    def __init__(self, build: Callable[[], Manifest]) -> None:
+    def __init__(self, build: Callable[[], UnitManifest]) -> None:
         self._build = build
 
     @cached_property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> UnitManifest:
         """The manifest. Raises `ConfigError` as `Source.list_units` does."""
         return self._build()
 
-    def map(self, change: Callable[[Manifest], Manifest]) -> Rows:
+    def map(self, change: Callable[[UnitManifest], UnitManifest]) -> Rows:
         """Return the rows of the manifest that `change` makes of this one, when it is needed."""
         return Rows(lambda: change(self.manifest))
 
@@ -71,7 +71,7 @@ class ShuffledRows(Protocol):
     """What determines the rows of every epoch: a `Dataset` without its public methods."""
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> UnitManifest:
         """The units of the rows before the transforms."""
         ...
 
@@ -105,10 +105,10 @@ class RowPlan:
     @classmethod
     def of_source(cls, source: Source) -> RowPlan:
         """Return the plan of all rows of a source."""
-        return cls(Rows(lambda: Manifest.of_source(source)))
+        return cls(Rows(lambda: UnitManifest.of_source(source)))
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> UnitManifest:
         """The units, listed on first use. Raises `ConfigError`."""
         return self.rows.manifest
 
@@ -120,12 +120,12 @@ class RowPlan:
         """
         identities = {tuple(step.identity for step in plan.transforms) for plan in plans}
         if len(identities) == 1:
-            rows = Rows(lambda: Manifest.concat([plan.manifest for plan in plans]))
+            rows = Rows(lambda: UnitManifest.concat([plan.manifest for plan in plans]))
             return cls(rows, plans[0].transforms)
         sources = [
             plan if not plan.transforms else cls.of_source(PlanSource(plan)) for plan in plans
         ]
-        return cls(Rows(lambda: Manifest.concat([plan.manifest for plan in sources])))
+        return cls(Rows(lambda: UnitManifest.concat([plan.manifest for plan in sources])))
 
     @cached_property
     def row_offsets(self) -> IntArray:
@@ -161,7 +161,7 @@ class RowPlan:
         """Return the plan with another transform after all others."""
         return replace(self, transforms=(*self.transforms, transform))
 
-    def map_manifest(self, change: Callable[[Manifest], Manifest]) -> RowPlan:
+    def map_manifest(self, change: Callable[[UnitManifest], UnitManifest]) -> RowPlan:
         """Return the plan with other units, such as a slice of them."""
         return replace(self, rows=self.rows.map(change))
 

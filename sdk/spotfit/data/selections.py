@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.manifest import Manifest
 from spotfit.data.progress import with_progress
 from spotfit.data.row_filters import (
     HashFilter,
@@ -30,6 +29,7 @@ from spotfit.data.row_filters import (
 from spotfit.data.row_functions import block_rows, check_row, rows_to_block
 from spotfit.data.row_plan import RowPlan, ShuffleSettings
 from spotfit.data.source import IntArray, SourceUnits, int_array
+from spotfit.data.unit_manifest import UnitManifest
 from spotfit.data.user_functions import UserFunction
 
 
@@ -221,7 +221,7 @@ def stratified_ends(plan: RowPlan, column: str, share: float) -> dict[Any, int]:
     }
 
 
-def select_places(plan: RowPlan, shuffle: ShuffleSettings, begin: int, end: int) -> Manifest:
+def select_places(plan: RowPlan, shuffle: ShuffleSettings, begin: int, end: int) -> UnitManifest:
     """Return the rows at the places [begin, end) of a shuffled dataset, before its transforms.
 
     Unshuffled: a slice. Shuffled units: a slice of the permuted units. Shuffled rows: a uniform
@@ -237,4 +237,4 @@ def select_places(plan: RowPlan, shuffle: ShuffleSettings, begin: int, end: int)
     ends = [count_end(seed, manifest.row_count, place) for place in (begin, end)]
     ends[0] = ends[0] if begin else 0
     hash_filter = HashFilter(seed, *ends)
-    return Manifest.of_source(FilteredSource(RowPlan(plan.rows), hash_filter))
+    return UnitManifest.of_source(FilteredSource(RowPlan(plan.rows), hash_filter))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.global_generators import seeded_generators
 from spotfit.data.lane_blocks import LaneBlock
 from spotfit.data.order import EpochOrder, OrderSettings, hash_key

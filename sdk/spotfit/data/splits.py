@@ -13,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.manifest import Manifest
 from spotfit.data.row_filters import (
     HashFilter,
     KeyFilter,
@@ -23,6 +22,7 @@ from spotfit.data.row_filters import (
 )
 from spotfit.data.row_plan import RowPlan, Rows, ShuffleSettings
 from spotfit.data.selections import FilteredSource, select_places, stratified_ends
+from spotfit.data.unit_manifest import UnitManifest
 
 Bounds: TypeAlias = Callable[[int], Sequence[int]]
 """Returns, for a number of rows, the place where each part begins, and the end of the last."""
@@ -36,7 +36,7 @@ def part_plans(
     Parts of shuffled rows are random samples that have no row in common.
     """
 
-    def manifest_of(part: int) -> Manifest:
+    def manifest_of(part: int) -> UnitManifest:
         begin, end = list(pairwise(bounds(plan.manifest.row_count)))[part]
         return select_places(plan, shuffle, begin, end)
 
@@ -109,9 +109,9 @@ def stratified_plans(plan: RowPlan, column: str, test_size: int | float) -> tupl
         share = test_size if is_fraction else test_size / max(plan.manifest.row_count, 1)
         return stratified_ends(plan, column, share)
 
-    def manifest_of(*, is_train: bool) -> Manifest:
+    def manifest_of(*, is_train: bool) -> UnitManifest:
         stratified = StratifiedFilter(column, ends(), is_complement=is_train)
-        return Manifest.of_source(FilteredSource(plan, stratified))
+        return UnitManifest.of_source(FilteredSource(plan, stratified))
 
     return (
         RowPlan(Rows(partial(manifest_of, is_train=True))),
@@ -140,8 +140,8 @@ def hashed_plans(
 def sampled_plan(plan: RowPlan, sample: HashFilter) -> RowPlan:
     """Return the plan of the rows with these numbers; only they are transformed."""
 
-    def manifest_of() -> Manifest:
-        return Manifest.of_source(FilteredSource(RowPlan(plan.rows), sample))
+    def manifest_of() -> UnitManifest:
+        return UnitManifest.of_source(FilteredSource(RowPlan(plan.rows), sample))
 
     return RowPlan(Rows(manifest_of), plan.transforms)
 

@@ -18,7 +18,7 @@ from spotfit.data.aggregate import (
     ZeroPercentage,
 )
 from spotfit.data.aggregate_base import AggregateFnV2, fold_all
-from spotfit.data.batches import to_batch
+from spotfit.data.batch_formats import to_batch
 from spotfit.data.row_plan import RowPlan, ShuffleSettings
 
 

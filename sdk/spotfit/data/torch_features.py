@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
-from spotfit.data.batches import to_batch
+from spotfit.data.batch_formats import to_batch
 from spotfit.data.torch_tensors import require_torch, to_tensor
 from spotfit.host.plugins import require_module
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.lane_blocks import LaneBlock
-from spotfit.data.manifest import Manifest
 from spotfit.data.order import EpochOrder, UnitPart, Window
 from spotfit.data.source import IntArray
 from spotfit.data.task_pool import TaskPool
+from spotfit.data.unit_manifest import UnitManifest
 
 _INITIAL_EXPANSION = 4.0
 """Assumed size of rows in memory, relative to their encoded size, until the first are read."""
@@ -24,7 +24,7 @@ class WindowReader:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: UnitManifest,
         order: EpochOrder,
         *,
         columns: Sequence[str] | None,
@@ -109,7 +109,7 @@ class WindowReader:
         return table
 
 
-def _schema_of_union(manifest: Manifest, columns: Sequence[str] | None) -> pa.Schema:
+def _schema_of_union(manifest: UnitManifest, columns: Sequence[str] | None) -> pa.Schema:
     schema = manifest.schema
     return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
@@ -125,7 +125,7 @@ def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.select(schema.names)
 
 
-def _unit_name(manifest: Manifest, unit: int) -> str:
+def _unit_name(manifest: UnitManifest, unit: int) -> str:
     """Return a name of a unit for messages: its number and its file."""
     source = int(manifest.unit_sources[unit])
     units, index = manifest.source_units[source], int(manifest.unit_indices[unit])

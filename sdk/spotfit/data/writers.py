@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.file_encoders import Encoder, parquet_encoder
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.row_functions import block_rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.batches import concat_blocks
+from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.row_plan import RowPlan
 from spotfit.data.source import SourceUnits, int_array
 

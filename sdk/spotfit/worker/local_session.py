@@ -44,7 +44,7 @@ from spotfit.store.factory import open_store
 from spotfit.worker.training_api import TrainContext
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset_shards import DatasetShards
+    from spotfit.data.rank_shards import DatasetShards
 
 # --- Snapshots in local mode ----------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class LocalSession:
 
     @cached_property
     def _dataset_shards(self) -> DatasetShards:
-        from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
+        from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
         from spotfit.data.shard import ShardGroup
 
         rank, world_size = self.context.get_world_rank(), self.context.get_world_size()

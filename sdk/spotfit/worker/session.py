@@ -104,8 +104,8 @@ from spotfit.worker.agent_snapshots import AgentSnapshotChannel
 from spotfit.worker.training_api import TrainContext
 
 if TYPE_CHECKING:
-    from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
     from spotfit.data.feeding.worker_feeders import WorkerFeeders
+    from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
 
 WAIT_WARNING_S = 60.0
 _SAME_CALLS_REMEDY = "All ranks must make the same calls in the same order; compare their logs."
@@ -781,7 +781,7 @@ class Session:
 
     @cached_property
     def _dataset_shards(self) -> DatasetShards:
-        from spotfit.data.dataset_shards import DatasetShards
+        from spotfit.data.rank_shards import DatasetShards
         from spotfit.data.shard import ShardGroup
 
         assert self._load_datasets is not None

@@ -204,7 +204,7 @@ def test_conversions_of_frequent_types_do_not_import_pandas() -> None:
     program = """
 import sys
 import numpy as np, pyarrow as pa
-from spotfit.data.batches import to_batch, to_block
+from spotfit.data.batch_formats import to_batch, to_block
 lists = np.empty(2, object)
 lists[:] = [np.arange(2), np.arange(3)]
 block = to_block({"i": np.arange(2), "b": np.ones(2, bool), "t": np.ones((2, 3)), "l": lists})

@@ -12,7 +12,7 @@ import torch
 
 import spotfit.data
 from spotfit.core.errors import ConfigError
-from spotfit.data.batches import to_block
+from spotfit.data.batch_formats import to_block
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset import Dataset
 from spotfit.data.shard import ShardGroup, ShardPosition

@@ -24,10 +24,10 @@ from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_parquet
 from spotfit.data.loader import RankReader, ReadOptions, ReadPosition
-from spotfit.data.manifest import Manifest
 from spotfit.data.order import EpochOrder, OrderSettings, Shuffle, Tail
 from spotfit.data.sources.tables import TableSource
 from spotfit.data.transforms import RowCountChangedError
+from spotfit.data.unit_manifest import UnitManifest
 from tests.unit.data.counting_source import CountingSource, ids_of, int64_array
 
 Steps: TypeAlias = list[list[int]]
@@ -310,7 +310,7 @@ def test_sources_with_different_types_have_one_schema_in_all_steps() -> None:
         pa.table({"id": pa.array(range(50), pa.int32())}),
         pa.table({"id": pa.array(range(50, 100), pa.int64())}),
     ]
-    manifest = Manifest.concat([Manifest.of_source(TableSource(table)) for table in tables])
+    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
     dataset = Dataset.of_source(TableSource(tables[0])).map_manifest(lambda _: manifest)
     blocks = list(reader_of(dataset, OrderSettings()).steps(20))
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.batches import to_block
+from spotfit.data.batch_formats import to_block
 from spotfit.data.torch_features import feature_converter, iterable_dataset, join_columns
 
 BLOCK = to_block({"x": np.arange(2), "y": np.arange(2) * 10, "label": np.ones(2)})

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.manifest import Manifest
 from spotfit.data.order import EpochOrder, OrderSettings
 from spotfit.data.source import SourceUnits
 from spotfit.data.sources.tables import TableSource
 from spotfit.data.task_pool import TaskPool
+from spotfit.data.unit_manifest import UnitManifest
 from spotfit.data.window_reader import WindowReader
 from tests.unit.data.counting_source import CountingSource, ids_of
 
@@ -25,7 +25,7 @@ def pool() -> Iterator[TaskPool]:
 
 
 def reader_of(
-    manifest: Manifest,
+    manifest: UnitManifest,
     pool: TaskPool,
     *,
     settings: OrderSettings = OrderSettings(),  # noqa: B008 - immutable
@@ -111,7 +111,7 @@ def test_parts_of_different_sources_have_one_schema(pool: TaskPool) -> None:
         pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]}),
         pa.table({"a": pa.array([3, 4], pa.int64())}),
     ]
-    manifest = Manifest.concat([Manifest.of_source(TableSource(table)) for table in tables])
+    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
     reader = reader_of(manifest, pool, columns=["b", "a"])
     windows = [reader.locate(0, row) for row in (0, 2)]
     for window in windows:

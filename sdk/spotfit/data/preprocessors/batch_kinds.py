@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.batches import to_block
+from spotfit.data.batch_formats import to_block
 from spotfit.data.column_arrays import column_to_numpy
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError
-from spotfit.data.batches import to_batch, to_block
+from spotfit.data.batch_formats import to_batch, to_block
 from spotfit.data.dataset import Dataset
 from spotfit.data.preprocessors import preprocessor_json
 from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.data.dataset import Dataset
-from spotfit.data.manifest import Manifest
 from spotfit.data.preprocessors.preprocessor_base import Preprocessor
 from spotfit.data.sources.tables import TableSource
+from spotfit.data.unit_manifest import UnitManifest
 
 
 def dataset(table: pa.Table | dict[str, Any], *lengths: int) -> Dataset:
@@ -21,9 +21,9 @@ def dataset(table: pa.Table | dict[str, Any], *lengths: int) -> Dataset:
         bounds.append(bounds[-1] + length)
     pieces = [whole.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
     pieces.append(whole.slice(bounds[-1]))
-    manifests = [Manifest.of_source(TableSource(piece)) for piece in pieces]
+    manifests = [UnitManifest.of_source(TableSource(piece)) for piece in pieces]
     one = Dataset.of_source(TableSource(whole))
-    return one.map_manifest(lambda _: Manifest.concat(manifests))
+    return one.map_manifest(lambda _: UnitManifest.concat(manifests))
 
 
 def rows_of(ds: Dataset) -> pa.Table:

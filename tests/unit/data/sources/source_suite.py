@@ -13,9 +13,9 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.manifest import Manifest
 from spotfit.data.source import Source
 from spotfit.data.sources.file_source import OpenFile
+from spotfit.data.unit_manifest import UnitManifest
 
 
 def rows_of(source: Source) -> pa.Table:
@@ -55,7 +55,7 @@ class SourceSuite:
 
     def test_listing_twice_gives_one_manifest(self, source: Source) -> None:
         again = pickle.loads(pickle.dumps(source))
-        assert Manifest.of_source(source).digest == Manifest.of_source(again).digest
+        assert UnitManifest.of_source(source).digest == UnitManifest.of_source(again).digest
 
     def test_all_units_are_the_rows_of_another_reader(
         self, source: Source, expected: pa.Table

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import IntegrityError
-from spotfit.data.manifest import Manifest
 from spotfit.data.sources.stored_table import StoredTableSource, tables_stored_in
 from spotfit.data.sources.tables import TableSource
+from spotfit.data.unit_manifest import UnitManifest
 from spotfit.store.factory import open_store
 
 LARGE = pa.table({"value": np.arange(500_000)})
@@ -33,14 +33,14 @@ def test_a_large_table_is_pickled_as_a_reference(tmp_path: Path) -> None:
 
 
 def test_a_reference_has_the_rows_of_the_table(tmp_path: Path) -> None:
-    manifest = Manifest.of_source(shipped(LARGE, tmp_path))
+    manifest = UnitManifest.of_source(shipped(LARGE, tmp_path))
     parts = [manifest.read_part(n, 0, int(rows)) for n, rows in enumerate(manifest.unit_rows)]
     assert pa.concat_tables(parts).equals(LARGE)
 
 
 def test_a_reference_has_the_digest_of_the_table(tmp_path: Path) -> None:
-    stored = Manifest.of_source(shipped(LARGE, tmp_path))
-    assert stored.digest == Manifest.of_source(TableSource(LARGE)).digest
+    stored = UnitManifest.of_source(shipped(LARGE, tmp_path))
+    assert stored.digest == UnitManifest.of_source(TableSource(LARGE)).digest
 
 
 def test_a_small_table_is_pickled_with_its_rows(tmp_path: Path) -> None:

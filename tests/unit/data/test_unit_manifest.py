@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.manifest import Manifest
 from spotfit.data.sources.tables import RangeSource, TableSource
+from spotfit.data.unit_manifest import UnitManifest
 from tests.unit.data.counting_source import CountingSource
 
 
-def counting(*unit_rows: int) -> Manifest:
+def counting(*unit_rows: int) -> UnitManifest:
     """Units of these numbers of rows, whose column `id` counts them."""
-    return Manifest.of_source(CountingSource(unit_rows))
+    return UnitManifest.of_source(CountingSource(unit_rows))
 
 
-def ids(manifest: Manifest) -> list[int]:
+def ids(manifest: UnitManifest) -> list[int]:
     parts = [manifest.read_part(unit, 0, int(rows)) for unit, rows in enumerate(manifest.unit_rows)]
     return [row for part in parts for row in part["id"].to_pylist()]
 
@@ -47,7 +47,7 @@ def test_a_part_of_a_sliced_unit_counts_from_its_first_row() -> None:
 
 
 def test_a_union_has_the_rows_of_all_manifests() -> None:
-    assert ids(Manifest.concat([counting(2), counting(1, 2).slice(1)])) == [0, 1, 1, 2]
+    assert ids(UnitManifest.concat([counting(2), counting(1, 2).slice(1)])) == [0, 1, 1, 2]
 
 
 def test_units_can_be_reordered() -> None:
@@ -55,7 +55,7 @@ def test_units_can_be_reordered() -> None:
 
 
 def test_the_size_of_a_slice_is_proportional_to_its_rows() -> None:
-    whole = Manifest.of_source(RangeSource(100))
+    whole = UnitManifest.of_source(RangeSource(100))
     assert whole.unit_bytes.tolist() == [800]
     assert whole.slice(0, 25).unit_bytes.tolist() == [200]
 
@@ -73,14 +73,14 @@ def test_the_digest_depends_on_the_rows_only() -> None:
 
 def test_the_schema_unifies_those_of_the_sources() -> None:
     tables = [pa.table({"x": pa.array([1], pa.int32())}), pa.table({"x": [0.5], "y": ["a"]})]
-    manifest = Manifest.concat([Manifest.of_source(TableSource(table)) for table in tables])
+    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
     assert manifest.schema.names == ["x", "y"]
     assert manifest.schema.field("x").type == pa.float64()
 
 
 def test_columns_of_different_kinds_cannot_be_unified() -> None:
     tables = [pa.table({"x": [1]}), pa.table({"x": ["a"]})]
-    manifest = Manifest.concat([Manifest.of_source(TableSource(table)) for table in tables])
+    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
     with pytest.raises(ConfigError, match="different columns"):
         _ = manifest.schema
 

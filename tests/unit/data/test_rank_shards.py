@@ -10,7 +10,7 @@ import pytest
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.data_config import DataConfig
-from spotfit.data.dataset_shards import DatasetShards, TrainerDatasets
+from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
 from spotfit.data.shard import ShardGroup
 
 ROWS = 24

@@ -21,7 +21,7 @@ _FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Manifest:
+class UnitManifest:
     """Units of `sources`, in the order of the rows. The arrays have one element per unit."""
 
     sources: tuple[Source, ...]
@@ -35,7 +35,7 @@ class Manifest:
     unit_rows: IntArray
 
     @classmethod
-    def of_source(cls, source: Source) -> Manifest:
+    def of_source(cls, source: Source) -> UnitManifest:
         """List the units of a source. Raises `ConfigError` as `Source.list_units` does."""
         units = source.list_units()
         count = len(units.unit_rows)
@@ -124,7 +124,7 @@ class Manifest:
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names])
 
-    def select_units(self, order: Sequence[int] | IntArray) -> Manifest:
+    def select_units(self, order: Sequence[int] | IntArray) -> UnitManifest:
         """Return a manifest of the units with these indices, in this order."""
         sources, indices, first_rows, rows = (
             int_array(array[order]) for array in self._unit_arrays
@@ -137,7 +137,7 @@ class Manifest:
             unit_rows=rows,
         )
 
-    def slice(self, first: int, count: int | None = None) -> Manifest:
+    def slice(self, first: int, count: int | None = None) -> UnitManifest:
         """Return a manifest of `count` rows from row `first` on, or of all rows from there on.
 
         Fewer at the end. Rows of a unit that is cut stay in one unit.
@@ -154,14 +154,14 @@ class Manifest:
         )
 
     @staticmethod
-    def concat(manifests: Sequence[Manifest]) -> Manifest:
+    def concat(manifests: Sequence[UnitManifest]) -> UnitManifest:
         """Return the rows of all manifests, one after the other. Requires at least one."""
         offsets = np.cumsum([0, *(len(manifest.sources) for manifest in manifests)])
         sources = [
             manifest.unit_sources + offset
             for manifest, offset in zip(manifests, offsets, strict=False)
         ]
-        return Manifest(
+        return UnitManifest(
             sources=tuple(source for manifest in manifests for source in manifest.sources),
             source_units=tuple(units for manifest in manifests for units in manifest.source_units),
             unit_sources=int_array(np.concatenate(sources)),

@@ -13,7 +13,7 @@ _BLOCK_STEP_ROWS = 1024
 """Assumed size of a step where the loop reads blocks, for the choice of an order."""
 
 
-class ShardReader:
+class PassReader:
     """Reads the rest of an epoch, or a whole one, and records what the training loop gets."""
 
     def __init__(self, shard: ShardPosition, shuffle: LocalShuffle | None = None) -> None:

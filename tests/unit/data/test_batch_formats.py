@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.batches import check_batch_format, concat_blocks, to_batch, to_block
+from spotfit.data.batch_formats import check_batch_format, concat_blocks, to_batch, to_block
 from tests.unit.data.batch_cases import describe
 from tests.unit.data.random_columns import python_values, random_column
 
