@@ -98,6 +98,12 @@ class FileSet:
 
     def read(self, file: DataFile, start: int = 0, length: int | None = None) -> bytes:
         """Return a part of a file. Raises `ConfigError` if it was changed or deleted."""
+        return bytes(self.read_view(file, start, length))
+
+    def read_view(
+        self, file: DataFile, start: int = 0, length: int | None = None
+    ) -> bytes | memoryview:
+        """Return a part of a file, if possible without a copy; see `read`."""
         length = file.size_bytes - start if length is None else length
         try:
             body = self._store_of(file).get_range(file.key, start, length, version=file.version)

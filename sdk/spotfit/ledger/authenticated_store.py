@@ -88,7 +88,9 @@ class AuthenticatedStore:
     def written_at_ms(self, key: str) -> int | None:
         return written_at_ms(self._store, key)
 
-    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
+    def get_range(
+        self, key: str, start: int, length: int, *, version: str = ""
+    ) -> bytes | memoryview:
         return self._store.get_range(key, start, length, version=version)
 
     def head(self, key: str) -> ObjectInfo:

@@ -64,8 +64,12 @@ class Store(Protocol):
         """
         ...
 
-    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
-        """Return `length` bytes from byte offset `start`. Raises `NotFoundError`.
+    def get_range(
+        self, key: str, start: int, length: int, *, version: str = ""
+    ) -> bytes | memoryview:
+        """Return `length` bytes from byte offset `start`, if possible without a copy.
+
+        Raises `NotFoundError`.
 
         Returns fewer bytes at the object's end, and `b""` if `start` is at the end or beyond it.
         With `version`, raises `ObjectChangedError` if the object has another one.

@@ -88,8 +88,8 @@ class ObjectStore:
         meta = self._call_with_retries(key, lambda client: client.head(key))
         return round(meta["last_modified"].timestamp() * 1000)
 
-    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
-        """Return a part of the object, `b""` beyond its end; see `Store.get_range`.
+    def get_range(self, key: str, start: int, length: int, *, version: str = "") -> memoryview:
+        """Return a part of the object in a buffer of obstore; see `Store.get_range`.
 
         One request per attempt; an empty range also sends one. Up to 8 MiB each attempt has a
         timeout of 10 s, above of 5 minutes.
@@ -101,12 +101,12 @@ class ObjectStore:
         try:
             body = self._call_with_retries(
                 key,
-                lambda client: client.get(key, options=options).bytes().to_bytes(),
+                lambda client: memoryview(client.get(key, options=options).bytes()),
                 for_transfers=length > PART_BYTES,
             )
             return body[:length]
         except _RangeNotSatisfiableError:
-            return b""
+            return memoryview(b"")
 
     def head(self, key: str) -> ObjectInfo:
         """Return size and ETag of the object in one request; see `Store.head`."""

@@ -47,6 +47,10 @@ class OpenFile(NamedTuple):
         """Return a part of the file. Raises `ConfigError` if it was changed or deleted."""
         return self.files.read(self.file, start, length)
 
+    def read_view(self, start: int, length: int) -> bytes | memoryview:
+        """Return a part of the file, if possible without a copy; see `read`."""
+        return self.files.read_view(self.file, start, length)
+
 
 class FileUnit(NamedTuple):
     """A unit of a file; the format defines the meaning of the position."""

@@ -63,7 +63,7 @@ class ParquetFormat:
         names = [name for name in schema.names if name in footer.leaves]
         ranges = _merge(footer.chunk_ranges(unit.position, names), file.size_bytes)
         fetched = _FetchedRanges(
-            file.size_bytes, [(start, file.read(start, end - start)) for start, end in ranges]
+            file.size_bytes, [(start, file.read_view(start, end - start)) for start, end in ranges]
         )
         reader = pq.ParquetFile(pa.PythonFile(fetched, "r"), metadata=footer.metadata)
         table = reader.read_row_group(unit.position, columns=names, use_threads=False)
@@ -199,7 +199,7 @@ def _merge(ranges: Iterator[_Range], size_bytes: int) -> list[_Range]:
 class _FetchedRanges(io.RawIOBase):
     """A file of which only some ranges are in memory; PyArrow asks once for each column chunk."""
 
-    def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, size_bytes: int, parts: Sequence[tuple[int, bytes | memoryview]]) -> None:
         super().__init__()
         self._size_bytes = size_bytes
         self._parts = parts

@@ -94,14 +94,14 @@ def test_only_the_wanted_columns_are_requested(
     dataset = read_parquet(folder / "wide.parquet")
     dataset.manifest.read_part(0, 0, 1)  # loads the footer
     requests: list[int] = []
-    read = FileSet.read
+    read = FileSet.read_view
 
-    def counted(self: FileSet, *arguments: object) -> bytes:
+    def counted(self: FileSet, *arguments: object) -> bytes | memoryview:
         body = read(self, *arguments)  # type: ignore[arg-type]
         requests.append(len(body))
         return body
 
-    monkeypatch.setattr(FileSet, "read", counted)
+    monkeypatch.setattr(FileSet, "read_view", counted)
     block = dataset.manifest.read_part(0, 0, rows, ["b"])
     assert block["b"].equals(wide["b"])
     assert len(requests) == 1
