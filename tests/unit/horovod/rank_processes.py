@@ -31,6 +31,7 @@ class RankProcesses:
             arguments = (other, str(store), rank, len(local_ranks), local_rank)
             process = context.Process(target=serve_rank, args=arguments, daemon=True)
             process.start()
+            other.close()  # so that the end of the process can be noticed
             self.pipes.append(pipe)
             self.processes.append(process)
 
@@ -46,7 +47,11 @@ class RankProcesses:
 
     def _receive(self, rank: int) -> Any:
         assert self.pipes[rank].poll(TIMEOUT_S), f"rank {rank} does not answer"
-        error, value = self.pipes[rank].recv()
+        try:
+            error, value = self.pipes[rank].recv()
+        except EOFError:
+            self.processes[rank].join()
+            raise AssertionError(f"rank {rank} died: {self.processes[rank].exitcode}") from None
         assert error is None, f"rank {rank}: {error}"
         return value
 

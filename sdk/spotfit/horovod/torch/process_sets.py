@@ -205,6 +205,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     sets.remove(process_set)
     if process_set.group is not None and process_set.included():
+        # The threads of gloo release its last collectives; they must not do so while it is deleted.
+        dist.barrier(group=process_set.group)
         dist.destroy_process_group(process_set.group)
     process_set.group = process_set.process_set_id = None
     return True
