@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotfit.model.events import MachinesObserved
+from spotfit.model.spec import FeederSpec
 from spotfit.model.usage import bill_of
 from spotfit_localsim.virtual.scenario_library import plain, spot_storm
 from spotfit_localsim.virtual.simulation import SimWorld
@@ -44,3 +45,14 @@ def test_a_run_without_losses_has_few_entries_about_its_machines() -> None:
     entries = [one for one in result.entries if isinstance(one.event, MachinesObserved)]
     # Its machines start together; those of the leader's group end after the last decision.
     assert len(entries) <= 3
+
+
+def test_machines_for_feeders_are_in_the_bill_and_are_no_waste() -> None:
+    feeders = FeederSpec(min_nodes=2, max_nodes=2, resources={"CPU": 1.0})
+    result, without = (SimWorld(replace(plain, feeders=one), 1).run() for one in (feeders, None))
+    assert result.violation is None
+    bill, expected = bill_of(result.view, 2**60), bill_of(without.view, 2**60)
+    assert result.machine_count == without.machine_count + 2
+    assert bill.machine_s == pytest.approx(result.machine_seconds, abs=1.0 * result.machine_count)
+    wasted_s = expected.boot_s + expected.idle_s
+    assert bill.boot_s + bill.idle_s == pytest.approx(wasted_s, abs=2.0 * result.machine_count)

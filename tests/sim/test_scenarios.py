@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from spotfit.core.ids import Token
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     FailureCause,
     FitEnded,
     FitStarted,
+    GroupPlanned,
     GroupRefused,
+    GroupsReleased,
     LeaderElected,
     NodeLost,
     RoundClosed,
@@ -19,7 +22,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.offer import Market
-from spotfit.model.spec import FailureLimits
+from spotfit.model.spec import FailureLimits, FeederSpec
 from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.cost_invariants import (
     unmet_conditions,
@@ -70,6 +73,8 @@ from spotfit_localsim.virtual.scenario_library import (
 )
 from spotfit_localsim.virtual.sim_cloud import SimCloudProvisioner
 from spotfit_localsim.virtual.simulation import SimDesign, simulate
+from spotfit_localsim.virtual.timeline import SimulationResult
+from spotfit_localsim.virtual.workload import Workload
 from tests.sim.results import simulated
 
 
@@ -629,3 +634,48 @@ def test_missed_deadline_is_a_violation() -> None:
             21,
             SimDesign(provisioner=OnDemandProvisioner),
         )
+
+
+def feeders_over_time(result: SimulationResult) -> list[int]:
+    """The number of machines for feeders after each entry that changes it."""
+    active: set[Token] = set()
+    counts = [0]
+    for one in result.entries:
+        match one.event:
+            case GroupPlanned(request=request) if request.role == "feed":
+                active.add(request.token)
+            case GroupRefused(token=token) | NodeLost(token=token):
+                active.discard(token)
+            case GroupsReleased(token=token, other_tokens=others):
+                active -= {token, *others}
+        if len(active) != counts[-1]:
+            counts.append(len(active))
+    return counts
+
+
+LONG_STEPS = Workload(steps=150, step_s=(3.0, 5.0), save_every=20, share_per_feeder=0.05)
+
+
+def test_feeders_are_added_until_workers_do_not_wait() -> None:
+    """Three machines reduce the share of waiting from 17 to 2 %."""
+    scenario = Scenario(
+        "feeders",
+        workload=replace(LONG_STEPS, data_wait_share=0.17),
+        feeders=FeederSpec(min_nodes=0, max_nodes=5, resources={"CPU": 1.0}),
+    )
+    assert feeders_over_time(simulated(scenario, 0)) == [0, 1, 2, 3, 0]
+
+
+def test_feeders_that_workers_do_not_need_are_released() -> None:
+    """The share of waiting is 6 % without a machine, and below 1 % with one."""
+    scenario = Scenario(
+        "spare_feeders",
+        workload=replace(LONG_STEPS, data_wait_share=0.06),
+        feeders=FeederSpec(min_nodes=0, max_nodes=2, resources={"CPU": 1.0}),
+    )
+    counts = feeders_over_time(simulated(scenario, 0))
+    assert set(counts) == {0, 1}
+    # In ten minutes. Each release doubles the time until the next one.
+    assert 2 <= counts.count(1) <= 4
+    fixed = replace(scenario, feeders=FeederSpec(min_nodes=2, max_nodes=2))
+    assert feeders_over_time(simulated(fixed, 0)) == [0, 1, 2, 0]

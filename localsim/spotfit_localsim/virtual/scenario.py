@@ -8,6 +8,7 @@ from typing import Literal
 from spotfit.model.spec import (
     CostSpec,
     FailureLimits,
+    FeederSpec,
     HangDetectionConfig,
     RetentionConfig,
     RunTiming,
@@ -217,6 +218,7 @@ class Scenario:
     cost: CostSpec = field(default_factory=CostSpec, hash=False)
     """Its deadline is virtual time in milliseconds: the clock of the bucket is exact, and shows
     1970-01-01 at the start."""
+    feeders: FeederSpec | None = field(default=None, hash=False)
     cost_limits: CostBounds | None = None
     """What `cost_invariants` permit; None: these are not checked."""
     laptop: LaptopConfig = field(default_factory=LaptopConfig)

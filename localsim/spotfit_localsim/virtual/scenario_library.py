@@ -10,6 +10,7 @@ from spotfit.model.offer import Market
 from spotfit.model.spec import (
     CostSpec,
     FailureLimits,
+    FeederSpec,
     HangDetectionConfig,
     RetentionConfig,
     RunTiming,
@@ -571,7 +572,19 @@ validation_after_training = Scenario(
     faults_duration_s=600.0,
 )
 
+# Machines for feeders come and go with the market; the workers wait for rows without them.
+feeders_under_faults = Scenario(
+    "feeders_under_faults",
+    workload=replace(LONG_WORKLOAD, data_wait_share=0.4, share_per_feeder=0.1),
+    feeders=FeederSpec(min_nodes=2, max_nodes=4, resources={"CPU": 1.0}),
+    market=SimMarketConfig(
+        reclaims_per_hour=60.0, notice_probability=0.5, boot_s=(3.0, 15.0), refusal_probability=0.2
+    ),
+    faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
+)
+
 SCENARIOS: tuple[Scenario, ...] = (
+    feeders_under_faults,
     plain,
     spot_storm,
     zone_outage,

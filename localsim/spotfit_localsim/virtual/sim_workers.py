@@ -38,7 +38,9 @@ from spotfit.protocol.worker_agent import (
     AwaitReports,
     CheckpointNamed,
     CommitConfirmed,
+    DataWaited,
     DiscardSnapshotAtEnd,
+    FeedersChanged,
     FilesReport,
     FromWorker,
     FunctionStarted,
@@ -287,6 +289,8 @@ class SimWorker:
         self._uncommitted_snapshots: set[int] = set()
         """Reports whose snapshot may still become a checkpoint."""
         self._is_waiting = False
+        self._feeder_count = 0
+        self._measured_wait_at: float | None = None
         self._timer: Timer | None = None
         self._routine = self._run()
         self._process_group = context.process_group(start)
@@ -304,6 +308,8 @@ class SimWorker:
         """Handle a message from the agent."""
         if isinstance(frame, PreemptionUpdate):
             self.has_notice = True
+        elif isinstance(frame, FeedersChanged):
+            self._feeder_count = len(frame.feeders)
         elif isinstance(frame, CheckpointNamed | RankZeroBroadcastResult | ReportsSettled):
             self._inbox.append(frame)
             self.resume()
@@ -365,6 +371,7 @@ class SimWorker:
         yield from self._restore()
         while self.state.step < load.steps:
             yield from self._train_step()
+            self._report_data_wait()
             # The notice is the same on all ranks since the barrier, so they save in the same step.
             if self._is_due(load.save_every) or (
                 self._process_group.has_notice and load.saves_on_notice
@@ -490,6 +497,19 @@ class SimWorker:
             self._context.report_violation(
                 f"{name} contains step {saved.step}, its metrics are {metrics}"
             )
+
+    def _report_data_wait(self) -> None:
+        """Report after a step how long the rank has waited for rows since the previous one."""
+        load, now, before = (
+            self._context.training.workload,
+            self._context.engine.now,
+            self._measured_wait_at,
+        )
+        self._measured_wait_at = now
+        if load.data_wait_share and before is not None:
+            share = max(load.data_wait_share - self._feeder_count * load.share_per_feeder, 0.0)
+            elapsed_s = now - before
+            self._send(DataWaited(waited_s=share * elapsed_s, elapsed_s=elapsed_s))
 
     def _train_step(self) -> SimRoutine:
         self.has_passed_barrier = False

@@ -352,6 +352,7 @@ class SimWorld:
             timing=scenario.timing,
             time_budget_s=scenario.time_budget_s,
             validation=validation,
+            feeders=scenario.feeders,
             cost=scenario.cost if scenario.cost.offers else CostSpec(offers=_OFFERS),
         )
 

@@ -89,6 +89,10 @@ class Workload:
     peer_error_delay_s: FloatRange = (0.001, 8.0)
     exit_s: FloatRange = (0.005, 0.3)
     """Time that a killed worker takes to exit."""
+    data_wait_share: float = 0.0
+    """Share of its time for which each rank waits for rows without machines for feeders."""
+    share_per_feeder: float = 0.0
+    """How much less with each such machine."""
     crashes: tuple[UserCrash, ...] = ()
     validations: ValidationWorkload | None = None
 

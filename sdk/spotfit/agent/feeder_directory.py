@@ -59,12 +59,16 @@ class FeederDirectory:
         self._sent |= dict.fromkeys(ranks, feeders)
         return [(rank, FeedersChanged(feeders=feeders)) for rank in sorted(ranks)]
 
+    def measured_s(self, feeders: tuple[FeederAddress, ...], now: float) -> float:
+        """Return for how long the waits were measured with these feeders."""
+        return now - self._measured_since if feeders == self._feeders else 0.0
+
     def wait_share(self, feeders: tuple[FeederAddress, ...], now: float) -> float | None:
         """Return the share of the last minute for which the rank that waits most has waited.
 
         None if it was not measured for a minute with these feeders.
         """
-        if feeders != self._feeders or now - self._measured_since < MEASURED_S:
+        if self.measured_s(feeders, now) < MEASURED_S:
             return None
         waited: dict[int, float] = {}
         elapsed: dict[int, float] = {}

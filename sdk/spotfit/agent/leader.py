@@ -522,8 +522,12 @@ class Leader:
         )
         if view.spec.feeders is not None:
             state = self._observations.state
-            share = self._feeders.wait_share(feeder_addresses(view, state), now)
-            self._observations.state = replace(state, data_wait_share=share)
+            feeders = feeder_addresses(view, state)
+            self._observations.state = replace(
+                state,
+                data_wait_share=self._feeders.wait_share(feeders, now),
+                data_wait_measured_s=self._feeders.measured_s(feeders, now),
+            )
         return self._observations.state
 
     def _agents_of_former_network(self) -> dict[tuple[Token, int], AgentId]:

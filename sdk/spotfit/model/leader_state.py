@@ -292,3 +292,5 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     data_wait_share: float | None = None
     """The share of the last minute for which the worker that waits most has waited for rows; None
     if it was not measured for a minute with the present machines for feeders."""
+    data_wait_measured_s: float = 0.0
+    """For how long it was measured with these machines."""

@@ -131,7 +131,8 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     proven_ms: int = 0
     """The journal shows that the attempt was running then."""
     worked_from_ms: int | None = None
-    """When the training function of its first round started, or its first validation."""
+    """When the training function of its first round started, or its first validation; for feeders,
+    when they were requested."""
     idle_since_ms: int | None = None
     idle_ms: int = 0
     """Idle time before `idle_since_ms`."""
@@ -285,10 +286,12 @@ def _request_group(
             offer = request.offer
             if offer is not None and offer.name not in usage.offers:
                 usage = _with_offers(usage, (offer,), at_ms)
+            # No entry shows when feeders begin to work: all of their time counts as work.
+            use = MachineUse(worked_from_ms=at_ms if request.role == "feed" else None)
             group = GroupUsage(
                 planned_ms=at_ms,
                 provisioner=plan.provisioner,
-                machines=(MachineUse(),) * plan.num_nodes,
+                machines=(use,) * plan.num_nodes,
                 offer=offer.name if offer is not None else "",
                 fit_count=usage.fit_count,
             )

@@ -287,6 +287,8 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     last_validator_refusal: str | None = None
     feeder_refusals: int = 0
     """Consecutive machines for feeders that were refused or failed while booting."""
+    feeder_releases: int = 0
+    """Number of releases of such machines in this fit."""
     pending_fit_end: FitEnded | None = None
     """The outcome of the training, recorded once all validations are finished."""
     lifetimes: LifetimeHistogram = LifetimeHistogram()
@@ -660,6 +662,7 @@ def _apply_group_event(
                 settled,
                 groups={**view.groups, **released},
                 feeder_refusals=0 if has_fed else view.feeder_refusals,
+                feeder_releases=view.feeder_releases + has_fed,
             )
         case NodeLost():
             return _lose_node(view, event)

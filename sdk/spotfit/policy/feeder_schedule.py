@@ -7,12 +7,13 @@ maximum, their number follows the share of time for which workers wait for rows:
     -----------------------------|------------------------------------------
     above 5 %                    | one more, unless one is still starting
     from 1 to 5 %                | unchanged
-    below 1 %                    | one less
+    below 1 %                    | one less, after 1, 2, 4, … minutes
     not measured for a minute    | unchanged, at least the minimum
 
-The measurement begins again with every change of the machines. A lost machine, or one with a
-preemption notice, is replaced. Feeders hold no state: they are released as soon as they are not
-needed (docs/decisions/0077).
+The measurement begins again with every change of the machines. Each release doubles the time until
+the next one, because the workers may wait again without the machine. A lost machine, or one with a
+preemption notice, is replaced. Feeders hold no state, so nothing has to be saved before their
+release (docs/decisions/0077).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from spotfit.policy.actions import LeaderAction, ReleaseGroups, RequestMachines,
 # Below, a further machine would save less of the accelerators' time than noise.
 _MIN_WAIT_SHARE_TO_GROW = 0.05
 _MAX_WAIT_SHARE_TO_SHRINK = 0.01
+_SHRINK_S, _MAX_SHRINK_S = 60.0, 3600.0
 # A change of machines takes the workers a minute or two, and feeders that return with it would take
 # as long to start. A longer wait for capacity must not be paid for.
 _IDLE_TIMEOUT_S = 300.0
@@ -65,7 +67,9 @@ def feeder_count(view: View, state: LeaderState) -> FeederCount:
     is_starting = staying > len(feeder_addresses(view, state))
     if share > _MIN_WAIT_SHARE_TO_GROW and not is_starting and staying < spec.max_nodes:
         return FeederCount(least + 1, reason)
-    if share < _MAX_WAIT_SHARE_TO_SHRINK and staying > spec.min_nodes:
+    shrink_s = min(_SHRINK_S * 2.0 ** min(view.feeder_releases, 10), _MAX_SHRINK_S)
+    is_settled = state.data_wait_measured_s >= shrink_s
+    if share < _MAX_WAIT_SHARE_TO_SHRINK and is_settled and staying > spec.min_nodes:
         return FeederCount(least - 1, reason)
     return FeederCount(least, reason)
 

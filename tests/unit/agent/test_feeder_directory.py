@@ -91,6 +91,7 @@ def test_the_share_is_unknown_after_a_change_of_the_feeders() -> None:
     assert directory.wait_share((FEEDER, OTHER), 60.0) is None
     directory.update(coordinator, (FEEDER, OTHER), 61.0)
     assert directory.wait_share((FEEDER, OTHER), 90.0) is None
+    assert directory.measured_s((FEEDER, OTHER), 90.0) == 29.0
 
 
 def test_a_measured_wait_is_no_progress_of_the_training_function() -> None:

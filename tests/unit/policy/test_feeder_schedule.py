@@ -70,6 +70,7 @@ def observed(share: float | None, *feeders: MemberStatus, **fields: Any) -> Lead
         "members": members,
         "last_agent_by_node": agents,
         "data_wait_share": share,
+        "data_wait_measured_s": 60.0,
         "phase": a_training(),
     }
     return a_leader_state(**{**usual, **fields})
@@ -112,6 +113,16 @@ def test_the_number_grows_only_once_the_last_machine_has_started() -> None:
     starting = feeder(1, is_listening=False)
     assert feeder_count(view, observed(1.0, feeder(0), starting)).nodes == 2
     assert feeder_count(view, observed(1.0, feeder(0), feeder(1))).nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("releases", "measured_s"), [(0, 60.0), (1, 120.0), (4, 960.0), (30, 3600.0)]
+)
+def test_each_release_doubles_the_time_until_the_next(releases: int, measured_s: float) -> None:
+    view = a_run(machines=2, feeder_releases=releases)
+    for after_s, nodes in ((measured_s - 1.0, 2), (measured_s, 1)):
+        state = observed(0.0, feeder(0), feeder(1), data_wait_measured_s=after_s)
+        assert feeder_count(view, state).nodes == nodes
 
 
 def test_the_reason_states_the_share() -> None:
