@@ -7,6 +7,7 @@ from typing import Any
 
 from spotfit.client.run_config import RunConfig, check_config_type
 from spotfit.client.trainer import DataParallelTrainer
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.torch.horovod_config import HorovodConfig
 from spotfit.model.config import ScalingConfig
 from spotfit.model.validation_config import ValidationConfig
@@ -31,6 +32,7 @@ class HorovodTrainer(DataParallelTrainer):
         horovod_config: HorovodConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         dataset_config: Any = None,
+        data_feeders: Feeders | None = None,
         run_config: RunConfig | None = None,
         datasets: dict[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -48,6 +50,7 @@ class HorovodTrainer(DataParallelTrainer):
             run_config=run_config,
             datasets=datasets,
             dataset_config=dataset_config,
+            data_feeders=data_feeders,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
             validation_config=validation_config,
