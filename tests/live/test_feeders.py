@@ -14,6 +14,7 @@ import numpy as np
 
 import spotfit
 import spotfit.data
+from spotfit.core.ids import Token
 from spotfit.model.events import GroupPlanned, GroupsReleased, NodeLost
 from tests.live.cloud import LiveTestCloud, eventually
 from tests.live.test_datasets import GLOBAL_BATCH
@@ -68,7 +69,7 @@ def result_rows(result: spotfit.Result) -> list[list[Record]]:
     return [rows_in(result.checkpoint, rank) for rank in range(2)]
 
 
-def feeder_groups(cloud: LiveTestCloud) -> list[str]:
+def feeder_groups(cloud: LiveTestCloud) -> list[Token]:
     return [
         token
         for token, group in cloud.view("fed").groups.items()
