@@ -507,13 +507,16 @@ def fit_locally(
     log.use_default_handler()
     # Before the peers are opened: a function with an invalid signature must not form a group.
     wants_config = takes_config(request.fn)
-    for name in ("callbacks", "worker_runtime_env", "time_budget_s"):
-        if getattr(request.run, name):
-            log.warning(
-                "config.ignored",
-                option=name,
-                reason="num_workers=0 only calls the function in this process",
-            )
+    names = ("callbacks", "worker_runtime_env", "time_budget_s")
+    ignored = [name for name in names if getattr(request.run, name)]
+    if request.data_feeders is not None:
+        ignored.append("data_feeders")
+    for name in ignored:
+        log.warning(
+            "config.ignored",
+            option=name,
+            reason="num_workers=0 only calls the function in this process",
+        )
     # The peers of a nested call need not make the same call, so joining their group may hang.
     with nullcontext() if training_api.has_session() else open_peers() as peers:
         session = _create_session(request, peers)

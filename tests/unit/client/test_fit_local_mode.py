@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -12,6 +13,7 @@ import spotfit.torch
 from spotfit.client.fit import fit_locally
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, SessionMisuseError
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.backend_config import BackendConfig
 from spotfit.model.topology import Ranks
 from spotfit.model.user_callback import UserCallback
@@ -91,9 +93,11 @@ def test_exceptions_propagate_and_end_the_session() -> None:
 
 def test_settings_without_effect_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     run = RunConfig(callbacks=[UserCallback()], worker_runtime_env={"pip": ["x"]})
-    fit_locally(a_request(experiment, run=run))
+    request = dataclasses.replace(a_request(experiment, run=run), data_feeders=Feeders(nodes=2))
+    fit_locally(request)
     err = capsys.readouterr().err
     assert "config.ignored option=callbacks" in err
+    assert "config.ignored option=data_feeders" in err
     assert "config.ignored option=worker_runtime_env" in err
 
 
