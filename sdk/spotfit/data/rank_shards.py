@@ -122,9 +122,7 @@ class DatasetShards:
         return self._track(name, position.dataset, position.group)
 
     def _track(self, name: str, dataset: ShuffledRows, group: ShardGroup) -> DataIterator:
-        # A dataset of `DataConfig.configure` may be another one than feeders know by that name.
-        is_known = self._feeders is not None and dataset is self._datasets.get(name)
-        feeders = self._feeders.open(name) if self._feeders is not None and is_known else None
+        feeders = self._feeders.open(name, dataset) if self._feeders is not None else None
         position = ShardPosition(
             dataset, group, name=name, restore=lambda: self._position_of(name), feeders=feeders
         )

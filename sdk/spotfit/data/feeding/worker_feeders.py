@@ -76,10 +76,14 @@ class WorkerFeeders:
         """Report the differences of `waited_s()`: for how long the loop has waited in total."""
         self._waited_s = waited_s
 
-    def open(self, name: str) -> PoolSliceFeeders | None:
-        """Return the feeders of a dataset; None if this process transforms it as well itself."""
-        transforms = self._datasets[name].transforms
-        if not any(transform.runs_user_code for transform in transforms):
+    def open(self, name: str, dataset: ShuffledRows) -> PoolSliceFeeders | None:
+        """Return the feeders of a dataset; None if this process is to transform it.
+
+        That is without user code, and for a dataset that feeders do not know by that name, such as
+        one of `DataConfig.configure`.
+        """
+        has_user_code = any(transform.runs_user_code for transform in dataset.transforms)
+        if self._datasets.get(name) is not dataset or not has_user_code:
             return None
         if not self._is_started:
             self._is_started = True

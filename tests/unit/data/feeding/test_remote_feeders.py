@@ -137,11 +137,11 @@ def test_a_worker_with_another_key_gets_nothing(
     start_server: StartServer, connect: Callable[..., Worker]
 ) -> None:
     server = start_server(dataset_of(30))
-    stranger, worker = connect(secret=OTHER_SECRET), connect()
-    stranger.use(server)
+    other, worker = connect(secret=OTHER_SECRET), connect()
+    other.use(server)
     worker.use(server)
     wait_until(lambda: worker.pool.feeder_count == 1)
-    assert stranger.pool.feeder_count == 0
+    assert other.pool.feeder_count == 0
 
 
 def test_a_connection_that_sends_nothing_delays_no_worker(

@@ -73,7 +73,7 @@ def feeders(session: Session, request: pytest.FixtureRequest) -> Iterator[Worker
 
 @pytest.mark.parametrize("feeders", [{"processes": 1}], indirect=True)
 def test_a_dataset_with_user_code_is_transformed_by_processes(feeders: WorkerFeeders) -> None:
-    assert feeders.open(NAME) is not None
+    assert feeders.open(NAME, DATASET) is not None
     wait_until(lambda: feeders.pool.feeder_count == 1)
     one_pass = Pass(DATASET)
     assert read_pass(feeders.pool, one_pass) == one_pass.expected
@@ -81,11 +81,18 @@ def test_a_dataset_with_user_code_is_transformed_by_processes(feeders: WorkerFee
 
 
 def test_a_dataset_without_user_code_needs_no_feeders(feeders: WorkerFeeders) -> None:
-    assert feeders.open("plain") is None
+    assert feeders.open("plain", PLAIN) is None
+
+
+def test_a_dataset_that_feeders_do_not_know_is_transformed_by_the_worker(
+    feeders: WorkerFeeders,
+) -> None:
+    assert feeders.open(NAME, DATASET.limit(10)) is None
+    assert feeders.open("other", DATASET) is None
 
 
 def test_without_processes_and_machines_the_worker_executes(feeders: WorkerFeeders) -> None:
-    assert feeders.open(NAME) is not None
+    assert feeders.open(NAME, DATASET) is not None
     one_pass = Pass(DATASET)
     assert read_pass(feeders.pool, one_pass) == one_pass.expected
 
@@ -98,7 +105,7 @@ def test_the_wait_of_the_loop_is_reported_once_it_takes_batches(
     monkeypatch.setattr(worker_feeders, "_REPORT_S", 0.05)
     waited: list[float | None] = [None]
     feeders.measure_wait(lambda: waited[0])
-    feeders.open(NAME)
+    feeders.open(NAME, DATASET)
     assert session.has_read.wait(30.0)
     assert session.reported == []
     waited[0] = 5.0
