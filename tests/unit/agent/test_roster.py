@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from spotfit.agent.ports import LeaderMessageReceived
 from spotfit.agent.roster import Roster
 from spotfit.model.events import RankFailure
-from spotfit.model.topology import SnapshotId, SnapshotShard
+from spotfit.model.topology import FeederAddress, SnapshotId, SnapshotShard
 from spotfit.protocol.agent_leader import AbortRound, ConnectionHeartbeat, Join
 from spotfit.testing.builders import RUN_ID, TOKEN, a_member, a_notice, a_round, an_agent_id
 from spotfit_localsim.virtual.sim_network import SimNet
@@ -194,3 +194,13 @@ def test_a_recorded_loss_is_dated() -> None:
     roster, _, _ = make_roster()
     roster.forget(TOKEN, 1, B, now=7.0)
     assert roster.loss_recorded_at == {TOKEN: 7.0}
+
+
+def test_an_impossible_address_of_feeders_counts_as_none() -> None:
+    roster, _, _ = make_roster()
+    feeder = FeederAddress(address="10.0.0.1:4000", connections=2)
+    roster.record_feeder(B, feeder)
+    assert roster.members[B].feeder == feeder
+    for invalid in (FeederAddress(address="http://10.0.0.1/"), FeederAddress(address=""), None):
+        roster.record_feeder(B, invalid)
+        assert roster.members[B].feeder is None

@@ -45,7 +45,7 @@ from spotfit.model.group import (
     Unreachable,
 )
 from spotfit.model.leader_state import LeaderState, NoRound
-from spotfit.model.spec import RunTiming, ValidationSpec
+from spotfit.model.spec import FeederSpec, RunTiming, ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.policy.time_budget import BACKEND_TIME_LIMIT_MARGIN_S
 from spotfit.provision.api import MachineOutput, Refusal, Traits
@@ -198,6 +198,19 @@ def test_a_validation_machine_has_its_own_role() -> None:
     assert (request.role, request.num_workers, request.total_workers) == ("validate", 1, 1)
     assert request.resources_per_worker == {"GPU": 1.0}
     assert (harness.leader.validator_refused_at, harness.leader.refused_at) == (7.0, None)
+
+
+def test_a_machine_for_feeders_has_its_own_role_and_resources() -> None:
+    feeders = FeederSpec(min_nodes=1, max_nodes=1, resources={"CPU": 16.0})
+    harness = LeaderHarness(feeders=feeders)
+    harness.write(RoundOpened(round=a_round()))
+    harness.cloud.submit_results = [Refusal("full"), Refusal("full")]
+    harness.steps(7.0, a_leader_state(members={}))
+    planned = [one.request for one in harness.events if isinstance(one, GroupPlanned)]
+    (request,) = [one for one in planned if one.role == "feed"]
+    assert (request.num_workers, request.total_workers) == (1, 1)
+    assert request.resources_per_worker == {"CPU": 16.0}
+    assert harness.leader.feeder_refused_at == 7.0
 
 
 def test_a_planned_group_is_submitted_by_a_successor_with_the_same_token() -> None:
