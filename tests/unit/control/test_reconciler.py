@@ -57,11 +57,15 @@ from spotfit.testing.builders import (
     TOKEN,
     a_committed_checkpoint,
     a_leader_state,
+    a_member,
+    a_member_status,
     a_request,
     a_round,
     a_spec,
+    a_training,
     an_agent_crash,
     an_agent_id,
+    member_statuses,
 )
 from tests.unit.control.fake_provisioner import (
     LAUNCH,
@@ -203,14 +207,24 @@ def test_a_validation_machine_has_its_own_role() -> None:
 def test_a_machine_for_feeders_has_its_own_role_and_resources() -> None:
     feeders = FeederSpec(min_nodes=1, max_nodes=1, resources={"CPU": 16.0})
     harness = LeaderHarness(feeders=feeders)
-    harness.write(RoundOpened(round=a_round()))
-    harness.cloud.submit_results = [Refusal("full"), Refusal("full")]
-    harness.steps(7.0, a_leader_state(members={}))
-    planned = [one.request for one in harness.events if isinstance(one, GroupPlanned)]
-    (request,) = [one for one in planned if one.role == "feed"]
-    assert (request.num_workers, request.total_workers) == (1, 1)
+    machine_request = a_request(Token("t-w"))
+    members = [a_member(n, token=Token("t-w")) for n in range(2)]
+    harness.write(
+        GroupPlanned(request=machine_request, plan=harness.cloud.plan(machine_request)),
+        GroupSubmitted(
+            token=machine_request.token,
+            handle=GroupHandle(token=machine_request.token, provisioner="local", name="g"),
+        ),
+        RoundOpened(round=a_round(members=members)),
+    )
+    harness.cloud.submit_results = [Refusal("full")]
+    connected = member_statuses(*(a_member_status(member=one, running_round=1) for one in members))
+    harness.steps(7.0, a_leader_state(members=connected, phase=a_training()))
+    # The state that is passed does not contain the refusal, so a second request follows.
+    request, _ = [one.request for one in harness.events[5:] if isinstance(one, GroupPlanned)]
+    assert (request.role, request.num_workers, request.total_workers) == ("feed", 1, 1)
     assert request.resources_per_worker == {"CPU": 16.0}
-    assert harness.leader.feeder_refused_at == 7.0
+    assert (harness.leader.feeder_refused_at, harness.leader.refused_at) == (7.0, None)
 
 
 def test_a_planned_group_is_submitted_by_a_successor_with_the_same_token() -> None:
