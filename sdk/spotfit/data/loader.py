@@ -249,7 +249,8 @@ class _StepLoader:
         for window in self._windows.release(position):
             self._reader.release(window)
         if self._slices is not None:
-            self._cancel(self._slices.release(position))
+            # The list, because only the iteration releases the slices.
+            self._cancel(list(self._slices.release(position)))
 
     def _request(self, step: _StepPieces) -> bool:
         """Request what a step needs if there is space, or if it is the very next step."""

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -474,6 +475,24 @@ def test_transforms_run_ahead_as_far_as_stated() -> None:
     next(steps)
     assert started.acquire(timeout=60)
     assert len(count) == 4
+
+
+@pytest.mark.parametrize("runs_user_code", [True, False])
+def test_slices_are_freed_when_their_rows_are_taken(runs_user_code: bool) -> None:
+    references = list[weakref.ref[Any]]()
+
+    def replace(block: pa.Table) -> pa.Table:
+        ids = np.array(ids_of(block), dtype=np.int64)
+        references.append(weakref.ref(ids))
+        return pa.Table.from_arrays([int64_array(ids)], ["id"])
+
+    dataset = CountingSource([30] * 100).dataset.with_transform(Change(replace, runs_user_code))
+    for _ in reader_of(dataset).steps(16, prefetch=1):
+        alive = sum(reference() is not None for reference in references)
+        # For each of 4 lanes: the slice of this step, and those of two steps ahead.
+        assert alive <= 4 * 3
+
+    assert len(references) > 400
 
 
 def test_transforms_are_bound_once_for_all_epochs() -> None:
