@@ -89,7 +89,9 @@ class FeederPool:
     """The feeders of one worker process. All methods may be called from any thread.
 
     Args:
-        execute: Executes a task in this process; called by one thread at a time.
+        execute: Executes a task in this process.
+        prefetch: Begins to read what a task needs, in another thread. Only one of both functions is
+            called at a time.
         credit: Slices that one feeder has at a time.
         max_bytes: Bound of the results that are stored or expected.
     """
@@ -99,10 +101,12 @@ class FeederPool:
         execute: Callable[[SliceTask], pa.Table],
         clock: Clock,
         *,
+        prefetch: Callable[[SliceTask], None] = lambda _task: None,
         credit: int = _CREDIT,
         max_bytes: int = _MAX_BYTES,
     ) -> None:
         self._execute = execute
+        self._prefetch = prefetch
         self._clock = clock
         self._credit = credit
         self._max_bytes = max_bytes
@@ -159,11 +163,14 @@ class FeederPool:
             table = pending.table
             self._open_count -= 1
             self._drop(pending)
-            if table is None:
-                self.own_count += 1
+            # Feeders read the next ones, if there are any.
+            queued = [] if self._active_feeders() else list(self._queue)[: self._credit]
+            self.own_count += table is None
         if table is not None:
             return table
         with self._execution_lock:
+            for one in (pending, *queued):
+                self._prefetch(one.task)
             return self._execute(pending.task)
 
     def cancel(self, slices: Iterable[PendingSlice]) -> None:

@@ -66,7 +66,8 @@ class WorkerFeeders:
         )
         self._max_nodes = max_nodes
         self._clock = SystemClock()
-        self.pool = FeederPool(SliceReader(datasets).read, self._clock)
+        reader = SliceReader(datasets)
+        self.pool = FeederPool(reader.read, self._clock, prefetch=reader.prefetch)
         self._local = LocalFeeders(self.pool, FeederInit(log_level=log_level), pickled_datasets)
         self._is_started = False
         self._is_closed = threading.Event()

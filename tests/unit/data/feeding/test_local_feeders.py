@@ -87,7 +87,7 @@ def test_results_of_processes_have_the_bytes_of_those_of_this_process(start: Sta
 
 
 def test_results_are_equal_while_processes_are_killed(start: Start, rng: random.Random) -> None:
-    dataset = dataset_of(600)
+    dataset = dataset_of(360)
     one_pass = Pass(dataset, seed=rng.randrange(2**32))
     pool, feeders = start(shipped(dataset), 3, SliceReader({NAME: dataset}).read)
     killed = 0

@@ -124,6 +124,24 @@ def test_without_feeders_the_worker_executes_the_task() -> None:
     assert pool.own_count == 1
 
 
+def test_without_feeders_the_worker_reads_the_next_slices_ahead() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def execute(task: SliceTask) -> pa.Table:
+        calls.append(("execute", task.number))
+        return rows_of(task)
+
+    pool = FeederPool(
+        execute,
+        SystemClock(),
+        prefetch=lambda task: calls.append(("prefetch", task.number)),
+        credit=2,
+    )
+    slices = [pool.request(task_of(number)) for number in range(5)]
+    pool.take(slices[0])
+    assert calls == [("prefetch", 0), ("prefetch", 1), ("prefetch", 2), ("execute", 0)]
+
+
 def test_results_are_taken_in_any_order(pools: Pools) -> None:
     pool, link = FeederPool(execute_nothing, SystemClock()), ManualLink()
     slices = [pool.request(task_of(number)) for number in range(4)]
