@@ -47,6 +47,8 @@ def train(config: Config) -> None:
     checkpoint = spotfit.get_checkpoint()
     if checkpoint is not None:
         rows = rows_in(checkpoint, rank)
+    elif config.get("feeders"):
+        read_until_fed(config["marks"], config["feeders"])
     shard = spotfit.get_dataset_shard("train")
     for batch in shard.iter_batches(global_batch_size=GLOBAL_BATCH):
         noise, flips = batch["noise"].tolist(), batch["flip"].tolist()
@@ -57,6 +59,13 @@ def train(config: Config) -> None:
         for mark in config.get("wait_for", {}).get(str(shard.position.consumed), ()):
             while not Path(config["marks"], mark).exists():
                 time.sleep(0.05)
+
+
+def read_until_fed(marks: str, processes: int) -> None:
+    """Read another dataset until that many feeder processes have transformed a part of it."""
+    while len(list(Path(marks).glob("fed-*"))) < processes:
+        for _ in spotfit.get_dataset_shard("other").iter_batches(batch_size=10):
+            pass
 
 
 def rows_in(checkpoint: spotfit.Checkpoint, rank: int) -> list[Record]:
@@ -91,8 +100,8 @@ def test_results_are_equal_with_feeders_on_machines_that_are_lost(cloud: LiveTes
         workers=2,
         nodes=2,
         max_failures=-1,
-        config={"wait_for": {"120": ["feeder lost"], "600": ["worker lost"]}},
-        datasets={"train": rows_to_augment(cloud)},
+        config={"feeders": 2, "wait_for": {"120": ["feeder lost"], "600": ["worker lost"]}},
+        datasets={"train": rows_to_augment(cloud), "other": rows_to_augment(cloud)},
     )
     trainer.data_feeders = spotfit.data.Feeders(nodes=2, cpus=1, processes=0)
     handle = trainer.submit()
