@@ -559,9 +559,9 @@ def test_deadline_is_kept_on_an_adversarial_market(seed: int) -> None:
     assert record.finished_at_s <= record.deadline_s
 
 
-@pytest.mark.parametrize("seed", [16, 133])
+@pytest.mark.parametrize("seed", [16, 82])
 def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(seed: int) -> None:
-    """16: a backend with a queue grants machines one by one. 133: it refuses at once."""
+    """16: a backend with a queue grants machines one by one. 82: it refuses at once."""
     scenario = deadline_scenario(seed)
     result = simulate(scenario, seed)
     record = result.cost
