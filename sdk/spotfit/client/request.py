@@ -37,7 +37,7 @@ from spotfit.client.run_config import (
     open_run_storage,
     resolve_filesystem_location,
 )
-from spotfit.client.trainer_datasets import datasets_identity, open_datasets
+from spotfit.client.trainer_datasets import check_configuration, datasets_identity, open_datasets
 from spotfit.code.fingerprint import fingerprint_function, stable_repr
 from spotfit.code.function_pickle import takes_config
 from spotfit.code.runtime_env import RuntimeEnv
@@ -474,7 +474,7 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     checks.check(lambda: takes_config(request.fn))
     name = checks.check(lambda: parse_name(request.run.name or "", what="RunConfig(name=...):"))
     storage = checks.check(lambda: open_run_storage(request.run))
-    datasets = checks.check(lambda: open_datasets(request.datasets))
+    datasets = checks.check(lambda: _open_datasets(request))
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.check(lambda: _check_provisioner(request))
     checks.check(env.check_all)
@@ -516,6 +516,12 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     cost = CostSpec() if plan is None else plan.spec
     check = plan.check_continued if plan is not None and is_continued else None
     return PreflightResult(run, store, location, provisioner, runtime_env, cost, check, datasets)
+
+
+def _open_datasets(request: FitRequest) -> dict[str, Any]:
+    opened = open_datasets(request.datasets)
+    check_configuration(opened, request.dataset_config, num_workers=request.scaling.min_workers)
+    return dict(opened)
 
 
 def _probe_store(store: Store) -> None:

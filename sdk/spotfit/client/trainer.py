@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spotfit.client.preload import find_preload_modules
 from spotfit.client.request import FitRequest, prewarm_backend
 from spotfit.client.run_config import RunConfig, check_config_type, qualified_type_name
-from spotfit.client.trainer_datasets import check_datasets
+from spotfit.client.trainer_datasets import check_datasets, check_names
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import (
     ErrorCollector,
@@ -90,6 +90,8 @@ class DataParallelTrainer:
         backend = check("backend_config", backend_config, BackendConfig)
         if scaling is not None:
             errors.check(lambda: check_datasets(datasets, num_workers=scaling.num_workers))
+        if data is not None and isinstance(datasets, Mapping):
+            errors.check(lambda: check_names(data, datasets))
         errors.check(lambda: _check_loop_config(train_loop_config))
         if data_feeders is not None:
             check("data_feeders", data_feeders, Feeders)

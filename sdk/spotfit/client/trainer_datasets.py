@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spotfit.client.run_config import qualified_type_name
-from spotfit.core.errors import ConfigTypeError
-from spotfit.core.input_checks import ErrorCollector
+from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.core.input_checks import ErrorCollector, did_you_mean
+from spotfit.data.data_config import DataConfig
 from spotfit.host import log
 
 if TYPE_CHECKING:
@@ -64,6 +66,39 @@ def open_datasets(datasets: Mapping[str, Any]) -> dict[str, Dataset]:
     return opened
 
 
+def check_configuration(
+    datasets: Mapping[str, Dataset], config: DataConfig, *, num_workers: int
+) -> None:
+    """Call an overridden `DataConfig.configure` as the workers will.
+
+    Raises `ConfigError`, or `ConfigErrors`, if it does not return an iterator for each rank.
+    """
+    from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
+    from spotfit.data.shard import ShardGroup
+
+    if type(config).configure is DataConfig.configure:
+        return
+    group = ShardGroup(rank=num_workers - 1, world_size=num_workers, world_sizes=(num_workers,))
+    shards = DatasetShards(TrainerDatasets(dict(datasets), config), group, dict)
+    errors = ErrorCollector()
+    for name in datasets:
+        errors.check(partial(shards.get, name))
+    errors.raise_all()
+
+
+def check_names(config: DataConfig, datasets: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if `datasets_to_split` names a dataset that the trainer does not have."""
+    if not datasets or config.datasets_to_split == "all":
+        return
+    for name in config.datasets_to_split:
+        if name not in datasets:
+            raise ConfigError(
+                f"DataConfig(datasets_to_split={config.datasets_to_split!r}): the trainer has no "
+                f"dataset {name!r}.",
+                do=did_you_mean(name, datasets) or f"Known: {', '.join(sorted(datasets))}.",
+            )
+
+
 def datasets_identity(datasets: Mapping[str, Dataset]) -> list[Any]:
     """Return what determines the rows of opened datasets, for the fingerprint of a fit."""
     return [
@@ -82,7 +117,23 @@ def _open(name: str, dataset: Any) -> Dataset:
     opened = _check_type(name, dataset() if callable(dataset) else dataset)
     if opened.manifest.row_count == 0:
         log.warning("data.empty", dataset=name)
+    _check_transforms(name, opened)
     return opened
+
+
+def _check_transforms(name: str, dataset: Dataset) -> None:
+    """Transform the first rows, which finds unknown columns. Raises `ConfigError`.
+
+    Other errors are only logged: a function may need a library or device of the machines.
+    """
+    try:
+        dataset.schema()
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a function of the user raises anything
+        log.warning(
+            "data.transforms_failed", dataset=name, reason=f"{type(error).__name__}: {error}"
+        )
 
 
 def _check_type(name: str, dataset: Any) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.pass_reader import PassReader
 from spotfit.data.prefetching import ConvertedSteps
 from spotfit.data.shard import LocalShuffle, ShardPosition
+from spotfit.host import log
 from spotfit.host.system import SystemClock
 
 DEFAULT_BATCH_SIZE = 256
@@ -106,7 +108,26 @@ class BatchPasses:
     finish: Callable[[Any], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        _check_loader_process()
         return _Pass(self)
+
+
+def _check_loader_process() -> None:
+    """Raise `ConfigError` in one of several processes of a DataLoader: each would read all rows."""
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is None:
+        return
+    if worker.num_workers > 1:
+        raise ConfigError(
+            f"A dataset is iterated in {worker.num_workers} processes of a DataLoader; each would "
+            "read all rows.",
+            do="Iterate over iter_torch_batches() without a DataLoader; it prepares batches ahead.",
+        )
+    log.warning(
+        "data.position_unknown",
+        reason="the dataset is iterated in a process of a DataLoader: its position is not saved",
+    )
 
 
 class _Batch(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
+from spotfit.core.errors import InfrastructureError
 from spotfit.host.daemon_threads import start_daemon_thread
 
 Step = TypeVar("Step")
@@ -46,8 +48,15 @@ class ConvertedSteps(Iterator[Batch], Generic[Step, Batch]):
         self._pending: deque[Future[Any]] = deque()
         self._has_more = True
         self._thread: _TaskThread | None = None
+        self._process_id = os.getpid()
 
     def __next__(self) -> Batch:
+        if os.getpid() != self._process_id:
+            raise InfrastructureError(
+                "This iterator over a dataset was created before the process was forked; its "
+                "thread does not exist here.",
+                do="Create the iterator in the process that uses it.",
+            )
         try:
             if not self._ahead:
                 return self._convert(next(self._steps))

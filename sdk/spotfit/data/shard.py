@@ -39,6 +39,8 @@ _WINDOWS_BYTES = 64 * 2**20
 """Encoded size of the windows that one rank holds by default, in an order with shuffled rows."""
 _MIN_SLICE_ROWS = 8
 """The least number of rows that transforms get at a time."""
+_MAX_SLICE_ROWS = 8192
+"""The most rows, also for a larger `batch_size` of `map_batches`: they are held for each lane."""
 MANIFEST_DIGITS = 16
 """Digits of the manifest's hash in a position: enough to notice that files have changed."""
 
@@ -115,8 +117,8 @@ class ShardPosition:
         """Begin a pass with steps of `step_rows` rows of all ranks together.
 
         The last step may have fewer rows, unless `drop_last`. The pass reads the rest of the epoch
-        after `resume`, else a whole epoch. The step size and the local shuffle of the first pass
-        determine the order of all epochs. Raises `ConfigError` if the position belongs to other
+        after `resume`, else a whole epoch. The step size and the local shuffle of the pass that
+        begins an epoch determine its order. Raises `ConfigError` if the position belongs to other
         rows.
         """
         self._resume_first_pass()
@@ -126,7 +128,10 @@ class ShardPosition:
         self._pass = object()
         # Each rank gets the same number of rows of the last step, and at least one.
         self._min_step_rows = step_rows if drop_last else self.group.world_size
-        return PassPosition(self, self._pass, self._choose_order(step_rows, local_shuffle))
+        # An epoch of which rows were taken keeps its order; one that was only looked at does not.
+        if self._order is None or not self.consumed:
+            self._order = choose_order(self.dataset, self.group, step_rows, local_shuffle)
+        return PassPosition(self, self._pass, self._order)
 
     def count(self) -> None:
         """Count the batches that the current pass has yielded as taken; called at a report."""
@@ -183,11 +188,6 @@ class ShardPosition:
         state, self._restore = self._restore(), None
         if state:
             self.resume(state)
-
-    def _choose_order(self, step_rows: int, local_shuffle: LocalShuffle | None) -> OrderSettings:
-        if self._order is None:
-            self._order = choose_order(self.dataset, self.group, step_rows, local_shuffle)
-        return self._order
 
     def _record_yielded(self, of_pass: object, consumed: int) -> None:
         # The batch before was trained on, because the loop asks for the next one.
@@ -278,5 +278,11 @@ def choose_order(
         lanes=lanes,
         window_rows=window_rows,
         shuffle=shuffle.kind,
-        slice_rows=max(step_rows // lanes, _MIN_SLICE_ROWS),
+        slice_rows=max(step_rows // lanes, _MIN_SLICE_ROWS, _requested_rows(dataset)),
     )
+
+
+def _requested_rows(dataset: ShuffledRows) -> int:
+    """Return the largest batch size that a transform asks for; 0 if there is none."""
+    sizes = [getattr(transform, "batch_size", None) or 0 for transform in dataset.transforms]
+    return min(max(sizes, default=0), _MAX_SLICE_ROWS)

@@ -335,10 +335,13 @@ class Session:
             self._dataset_shards.resume(positions)
 
     def _initial_data_positions(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the positions of the checkpoint that the training function has resumed from."""
+        """Return the positions of the checkpoint from which the round has started.
+
+        Also if this rank has not asked for the checkpoint: where only rank 0 loads it, all ranks
+        must continue at the same row.
+        """
         name = self._start.checkpoint
-        # A function that ignores the checkpoint trains from the beginning.
-        if name is None or not self._has_read_checkpoints:
+        if name is None:
             return {}
         return read_data_positions(
             self._store, name, self._start.rank, digest=self._start.checkpoint_digest

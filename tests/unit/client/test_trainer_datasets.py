@@ -8,8 +8,15 @@ import pandas as pd
 import pytest
 
 import spotfit.data
-from spotfit.client.trainer_datasets import check_datasets, datasets_identity, open_datasets
+from spotfit.client.trainer_datasets import (
+    check_configuration,
+    check_datasets,
+    check_names,
+    datasets_identity,
+    open_datasets,
+)
 from spotfit.core.errors import ConfigError, ConfigErrors
+from spotfit.data.data_config import DataConfig
 
 
 def test_datasets_and_functions_are_accepted() -> None:
@@ -43,6 +50,35 @@ def test_a_function_must_return_a_dataset() -> None:
 def test_an_empty_dataset_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     open_datasets({"valid": spotfit.data.range(0)})
     assert "data.empty" in capsys.readouterr().err
+
+
+def test_unknown_columns_of_transforms_are_found() -> None:
+    datasets = {"train": spotfit.data.range(3).rename_columns({"nope": "x"})}
+    with pytest.raises(ConfigError, match="nope"):
+        open_datasets(datasets)
+
+
+def test_a_function_that_fails_on_the_client_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    def needs_a_gpu(_batch: Any) -> Any:
+        raise RuntimeError("no GPU")
+
+    open_datasets({"train": spotfit.data.range(3).map_batches(needs_a_gpu)})
+    assert "data.transforms_failed" in capsys.readouterr().err
+
+
+def test_a_misspelled_dataset_to_split_is_found() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'train'"):
+        check_names(DataConfig(["trian"]), {"train": spotfit.data.range(3)})
+
+
+class NoIterators(DataConfig):
+    def configure(self, datasets: dict[str, Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [datasets] * 2
+
+
+def test_a_configuration_of_the_user_is_called() -> None:
+    with pytest.raises(ConfigError, match="configure returned a Dataset"):
+        check_configuration({"train": spotfit.data.range(3)}, NoIterators(), num_workers=2)
 
 
 @pytest.mark.parametrize(

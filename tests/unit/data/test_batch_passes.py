@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import spotfit.data
 from spotfit.core.errors import ConfigError
@@ -117,3 +120,18 @@ def test_progress_counts_passes_batches_and_rows() -> None:
     assert passes.progress.text().startswith(
         "passes: 2, batches: 6, rows: 6, waiting for batches: "
     )
+
+
+class RowsOfDataset(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(passes_over(6))
+
+
+def test_several_processes_of_a_loader_are_refused() -> None:
+    loader = DataLoader(RowsOfDataset(), num_workers=2, batch_size=None)
+    with pytest.raises(ConfigError, match="in 2 processes of a DataLoader"):
+        list(loader)
+
+
+def test_a_loader_in_the_training_process_reads_all_batches() -> None:
+    assert list(DataLoader(RowsOfDataset(), batch_size=None)) == [[0], [3]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spotfit.core.errors import InfrastructureError
 from spotfit.data.prefetching import ConvertedSteps
 
 MODES = pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "caller"])
@@ -165,6 +167,7 @@ def test_a_program_ends_without_a_running_thread(in_thread: bool) -> None:
 import atexit, threading
 # Called last, after the functions that modules register.
 atexit.register(lambda: print([t.name for t in threading.enumerate()]))
+from spotfit.core.errors import InfrastructureError
 from spotfit.data.prefetching import ConvertedSteps
 batches = ConvertedSteps(iter(range(9)), str, ahead=2, advance_in_thread={in_thread})
 print(next(batches))
@@ -175,3 +178,16 @@ print(next(batches))
 
 def threads_of_batches() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "spotfit-batches"}
+
+
+def test_an_iteration_that_a_fork_inherits_is_refused() -> None:
+    steps = ConvertedSteps(iter(range(9)), str, ahead=1, advance_in_thread=True)
+    assert next(steps) == "0"
+    child = os.fork()
+    if child == 0:
+        try:
+            next(steps)
+        except InfrastructureError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -7,7 +7,7 @@ import pytest
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
-from spotfit.data.shard import ShardGroup, ShardPosition, choose_order
+from spotfit.data.shard import LocalShuffle, ShardGroup, ShardPosition, choose_order
 
 ROWS = 100
 STEP = 10
@@ -62,6 +62,25 @@ def test_looking_at_one_batch_leaves_the_epoch_new() -> None:
     position = make_position()
     take_batches(position, 1)
     assert position.begin_pass(STEP).epoch == 0
+
+
+def test_a_pass_that_was_only_looked_at_does_not_choose_the_order() -> None:
+    position = make_position()
+    position.begin_pass(2).record_yielded(2)
+    order = position.begin_pass(STEP, local_shuffle=LocalShuffle(50, seed=3)).order
+    assert (order.shuffle, order.seed) == ("rows", 3)
+
+
+def test_an_epoch_keeps_its_order_until_its_end() -> None:
+    before = make_position()
+    this_pass = before.begin_pass(STEP)
+    this_pass.record_yielded(STEP)
+    before.count()
+    resumed = make_position()
+    resumed.resume(before.state())
+    assert resumed.begin_pass(3 * STEP).order == this_pass.order
+    resumed.end_epoch()
+    assert resumed.begin_pass(30 * STEP).order != this_pass.order
 
 
 def test_another_pass_begins_the_next_epoch() -> None:
@@ -189,3 +208,13 @@ def _state_at(consumed: int) -> dict[str, object]:
     position.begin_pass(STEP).record_yielded(consumed)
     position.count()
     return position.state()
+
+
+def test_transforms_get_the_rows_that_they_ask_for() -> None:
+    dataset = spotfit.data.range(10**6).map_batches(dict, batch_size=1024)
+    assert choose_order(dataset, ShardGroup(), STEP).slice_rows == 1024
+
+
+def test_the_rows_of_a_transform_are_limited() -> None:
+    dataset = spotfit.data.range(10**6).map_batches(dict, batch_size=10**6)
+    assert choose_order(dataset, ShardGroup(), STEP).slice_rows == 8192
