@@ -118,8 +118,9 @@ class RowPlan:
 
         Plans with equal transforms share them; otherwise each is a source of its own.
         """
-        identities = {tuple(step.identity for step in plan.transforms) for plan in plans}
-        if len(identities) == 1:
+        # Not equal identities, which do not cover all values that a function has captured.
+        # Transforms that call functions of the user are equal only if they are the same object.
+        if all(plan.transforms == plans[0].transforms for plan in plans):
             rows = Rows(lambda: UnitManifest.concat([plan.manifest for plan in plans]))
             return cls(rows, plans[0].transforms)
         sources = [

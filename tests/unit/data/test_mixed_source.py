@@ -38,6 +38,14 @@ def test_rows_alternate_by_default() -> None:
     assert column_of(plan) == [0, 0, 1, 1, 2, 2]
 
 
+def test_each_dataset_has_its_own_captured_values() -> None:
+    def offset(offsets: list[complex]) -> RowPlan:
+        function = user_function("map", lambda row: {"id": row["id"] + offsets[0].real}, {})
+        return number_plan(2).with_transform(MapRows(function))
+
+    assert column_of(mixed([offset([0j]), offset([10 + 0j])], None, DROP)) == [0, 10, 1, 11]
+
+
 def test_every_stretch_has_the_weights() -> None:
     plan = mixed([labelled(0, 40, 50), labelled(1, 30)], [3, 1], DROP)
     labels = column_of(plan, "label")

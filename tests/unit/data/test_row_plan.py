@@ -75,6 +75,14 @@ def test_a_union_keeps_the_transforms_of_each_part() -> None:
     assert union.runs_user_code
 
 
+def test_a_union_keeps_equal_functions_with_other_captured_values() -> None:
+    def times(factors: np.ndarray[Any, Any]) -> MapRows:
+        return map_rows(lambda row: {"id": row["id"] * factors[0]})
+
+    parts = [number_plan(2).with_transform(times(np.array([factor]))) for factor in (2, 3)]
+    assert column_of(RowPlan.concat(parts)) == [0, 2, 0, 3]
+
+
 def test_columns_that_a_part_of_a_union_lacks_are_null() -> None:
     part = number_plan(2).with_transform(SelectColumns(("id",)))
     union = RowPlan.concat([part, number_plan(1)])
