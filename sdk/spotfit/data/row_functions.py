@@ -93,7 +93,8 @@ class MapBatches(UserTransform):
                 for batch in batches
                 for result in self._blocks_of(call(to_batch(batch, self.batch_format)))
             ]
-            return concat_blocks(results) if results else block
+            # A generator that yields nothing has returned no rows.
+            return concat_blocks(results) if results else block.slice(0, 0)
 
         return apply
 

@@ -18,6 +18,7 @@ from spotfit.data.row_functions import (
     rows_to_block,
 )
 from spotfit.data.tensor_storage import ragged_tensor_field
+from spotfit.data.transforms import RowCountChangedError, bind_all
 from spotfit.data.user_functions import user_function
 
 BLOCK = pa.table({"a": [1, 2, 3], "b": ["x", "y", None]})
@@ -186,3 +187,13 @@ def test_the_identity_depends_on_size_and_format_of_batches() -> None:
         for batch_size in (None, 8)
     }
     assert len(identities) == 4
+
+
+def test_a_generator_that_yields_nothing_has_returned_no_rows() -> None:
+    def skip(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    transform = map_batches_transform(user_function("map_batches", skip, {}), "numpy", 2)
+    with pytest.raises(RowCountChangedError, match="returned 0 rows for 3"):
+        bind_all([transform])(BLOCK)
+    assert bind_all([transform])(BLOCK.slice(0, 0)).num_rows == 0
