@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -67,11 +68,10 @@ class WholeFileSource:
         first, rows = int(units.unit_positions[unit]), int(units.unit_rows[unit])
         files = units.files[first : first + rows]
         in_paths = [self._path_columns(file) for file in files]
-        table = pa.table({name: [row[name] for row in in_paths] for name in in_paths[0]})
+        values: dict[str, Any] = {name: [row[name] for row in in_paths] for name in in_paths[0]}
         if self.column in schema.names:
-            bodies = self._read(files)
-            table = table.append_column(self.column, pa.array(bodies, pa.binary()))
-        return conform(table, schema, rows=rows, constants={})
+            values[self.column] = pa.array(self._read(files), pa.binary())
+        return conform(pa.table(values), schema, rows=rows, constants={})
 
     def _read(self, files: Sequence[DataFile]) -> list[bytes]:
         if "://" not in files[0].url:  # threads do not make a local disk faster

@@ -55,6 +55,13 @@ def test_a_unit_has_at_most_64_files_and_16_mib(
     assert manifest.unit_bytes.tolist() == [64, 806, 800, 400, 5000]
 
 
+def test_files_are_read_without_their_paths(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    rows = read_binary_files(tmp_path).take_all()
+    assert rows == [{"bytes": b"a"}, {"bytes": b"b"}]
+
+
 def test_files_are_not_read_for_other_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
