@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ from spotfit.data import file_encoders, writers
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
 from spotfit.data.aggregate_base import fold_all
 from spotfit.data.batch_formats import BatchFormat, concat_blocks, to_batch
+from spotfit.data.captured_values import digest_captured
 from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset_pipeline import DatasetPipeline
@@ -631,16 +633,25 @@ class Dataset:
 
         Without `path` they are held in memory. With the path or URL of a folder they are written to
         a subfolder as Parquet files for fast reading, with row groups of `row_group_bytes`, and
-        read from there. A later call with the same rows and transforms reads these files: delete
-        them after a change of code that the functions import.
+        read from there. A later call with the same rows, transforms and captured values reads
+        these files: delete them after an update of a package that the functions import. If a
+        captured value cannot be pickled, every call writes to another subfolder.
         """
         if path is None:
             table = concat_blocks([*self._ordered_blocks()] or [self._plan.schema.empty_table()])
             return replace(Dataset.of_source(TableSource(table)), _name=self._name)
-        folder = writers.open_folder(path).subtree(self.get_dataset_id()[:16])
+        folder = writers.open_folder(path).subtree(self._content_id()[:16])
         blocks, schema = self._ordered_blocks(), self._plan.schema
         source = writers.materialize(folder, blocks, schema, row_group_bytes)
         return replace(Dataset.of_source(source), _name=self._name)
+
+    def _content_id(self) -> str:
+        """Return `get_dataset_id()` with the captured values, or a random text if unknown."""
+        captured = digest_captured(self._plan.captured)
+        if captured is None:
+            log.warning("data.always_materialized", dataset=repr(self))
+            return uuid.uuid4().hex
+        return hashlib.sha256(f"{self.get_dataset_id()} {captured}".encode()).hexdigest()
 
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame. Raises `ConfigError` if there are more than `limit`."""

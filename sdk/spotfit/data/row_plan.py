@@ -120,7 +120,8 @@ class RowPlan:
         """
         # Not equal identities, which do not cover all values that a function has captured.
         # Transforms that call functions of the user are equal only if they are the same object.
-        if all(plan.transforms == plans[0].transforms for plan in plans):
+        first, *others = ([(step, step.identity) for step in plan.transforms] for plan in plans)
+        if all(steps == first for steps in others):
             rows = Rows(lambda: UnitManifest.concat([plan.manifest for plan in plans]))
             return cls(rows, plans[0].transforms)
         sources = [
@@ -143,6 +144,17 @@ class RowPlan:
     def digest(self) -> str:
         """Hash of `identity`, in hexadecimal."""
         return hashlib.sha256(self.identity.encode()).hexdigest()
+
+    @property
+    def captured(self) -> list[Any]:
+        """What determines the rows besides `identity`: functions of the user with their values."""
+        sources = self.manifest.sources
+        inner = (plan for source in sources for plan in getattr(source, "plans", ()))
+        return [
+            [step for step in self.transforms if step.runs_user_code],
+            [getattr(source, "captured", None) for source in sources],
+            [plan.captured for plan in inner],
+        ]
 
     @property
     def runs_user_code(self) -> bool:

@@ -113,6 +113,11 @@ class FilteredSource(CountedSource):
         return self.row_filter.runs_user_code or self.plan.runs_user_code
 
     @property
+    def captured(self) -> RowFilter:
+        """The filter."""
+        return self.row_filter
+
+    @property
     def identity(self) -> str:
         """The rows and the filter."""
         return f"{self.plan.identity} {self.row_filter.identity}"
@@ -161,6 +166,11 @@ class FlatMapSource(CountedSource):
     def name(self) -> str:  # type: ignore[override]  # a field of the base class
         """The call."""
         return self.function.name
+
+    @property
+    def captured(self) -> UserFunction:
+        """The function."""
+        return self.function
 
     @property
     def identity(self) -> str:

@@ -57,6 +57,12 @@ class UserFunction:
     identity: str
     """Hash of code and arguments, as far as they are plain data."""
 
+    @property
+    def captured(self) -> tuple[Any, ...]:
+        """The function and its arguments."""
+        values = (self.function, self.args, self.kwargs)
+        return (*values, self.constructor_args, self.constructor_kwargs)
+
     def bind(self) -> Callable[..., Any]:
         """Return the function of one value; creates the instance of a callable class.
 

@@ -399,18 +399,44 @@ def test_an_empty_dataset_is_materialized_with_its_columns() -> None:
 
 
 def test_materialized_files_are_found_again(tmp_path: Path) -> None:
-    calls: list[int] = []
+    log = tmp_path / "calls"
 
-    def count_calls(batch: dict[str, Any]) -> dict[str, Any]:
-        calls.append(1)
+    def log_call(batch: dict[str, Any]) -> dict[str, Any]:
+        with log.open("a") as file:
+            file.write("x")
         return batch
 
-    dataset = numbers(3, 3).map_batches(count_calls)
-    assert ids(dataset.materialize(tmp_path)) == list(range(6))
-    after_first = len(calls)
-    assert ids(dataset.materialize(str(tmp_path))) == list(range(6))
-    assert len(calls) == after_first
-    assert ids(dataset.limit(2).materialize(tmp_path)) == [0, 1]
+    dataset = numbers(3, 3).map_batches(log_call)
+    assert ids(dataset.materialize(tmp_path / "rows")) == list(range(6))
+    after_first = log.read_text()
+    assert ids(dataset.materialize(str(tmp_path / "rows"))) == list(range(6))
+    assert log.read_text() == after_first
+    assert ids(dataset.limit(2).materialize(tmp_path / "rows")) == [0, 1]
+
+
+def test_rows_are_computed_again_when_a_captured_value_has_changed(tmp_path: Path) -> None:
+    weights = np.array([2])
+    dataset = numbers(3).map_batches(lambda batch: {"id": batch["id"] * weights[0]})
+    assert ids(dataset.materialize(tmp_path)) == [0, 2, 4]
+    weights[0] = 3
+    assert ids(dataset.materialize(tmp_path)) == [0, 3, 6]
+
+
+def test_rows_are_computed_again_when_the_function_of_a_part_has_changed(tmp_path: Path) -> None:
+    for factor in (2, 3):
+        weights = np.array([factor])
+        part = numbers(2).flat_map(lambda row: [{"id": row["id"] * weights[0]}])  # noqa: B023
+        mapped = part.map(lambda row: {"id": row["id"] + weights[0]})  # noqa: B023
+        rows = numbers(1).select_columns(["id"]).union(part, mapped)
+        assert ids(rows.materialize(tmp_path)) == [0, 0, factor, factor, 2 * factor]
+
+
+def test_rows_are_computed_again_when_a_captured_value_cannot_be_compared(tmp_path: Path) -> None:
+    calls = iter(range(100))  # a generator cannot be pickled
+    source = (next(calls) for _ in range(100))
+    dataset = numbers(1).map(lambda row: {"id": next(source)})
+    first = ids(dataset.materialize(tmp_path))
+    assert ids(dataset.materialize(tmp_path)) > first
 
 
 def test_files_of_every_format_are_written(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ class TorchSource:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
+    @property
+    def captured(self) -> Any:
+        """The dataset."""
+        return self._dataset
+
     @cached_property
     def identity(self) -> str:
         """Class and length: what an item contains is unknown until it is loaded."""
