@@ -88,8 +88,8 @@ class Sum(_ColumnStatistic):
     label = "sum"
 
     def aggregate_column(self, column: pa.ChunkedArray) -> Any:
-        """Return the sum."""
-        return compute_scalar(self.name, pc.sum, column)
+        """Return the sum, of integers as a Python integer."""
+        return exact_sum(self.name, column)
 
     def combine(self, current_accumulator: Any, new: Any) -> Any:
         """Return the sum."""
@@ -141,7 +141,7 @@ class Mean(_ColumnStatistic):
 
     def aggregate_column(self, column: pa.ChunkedArray) -> tuple[Any, int]:
         """Return sum and number of values."""
-        return compute_scalar(self.name, pc.sum, column), len(column) - column.null_count
+        return exact_sum(self.name, column), len(column) - column.null_count
 
     def combine(self, current_accumulator: Any, new: Any) -> tuple[Any, int]:
         """Return sum and number of all values."""
@@ -292,6 +292,28 @@ class ZeroPercentage(_Percentage):
     def count_matches(self, column: pa.ChunkedArray) -> int:
         """Return how many values are zero."""
         return int(pc.sum(pc.equal(column, 0)).as_py() or 0)
+
+
+WIDE_INTEGER = pa.decimal128(38, 0)
+"""Holds sums of 64-bit integers."""
+
+
+def widen_for_sum(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return integers whose sum may exceed 64 bits as `WIDE_INTEGER`, other columns unchanged.
+
+    The sum of `pyarrow` wraps around.
+    """
+    if not pa.types.is_integer(column.type):
+        return column
+    bounds = pc.min_max(column).as_py().values()
+    largest = max((abs(bound) for bound in bounds if bound is not None), default=0)
+    return column if largest * len(column) < 2**63 else column.cast(WIDE_INTEGER)
+
+
+def exact_sum(name: str, column: pa.ChunkedArray) -> Any:
+    """Return the sum as a Python value. Raises `ConfigError` for columns without a sum."""
+    total = compute_scalar(name, pc.sum, widen_for_sum(column))
+    return int(total) if pa.types.is_integer(column.type) else total
 
 
 def compute_scalar(

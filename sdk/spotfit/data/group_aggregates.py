@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.aggregate import Count, Max, Mean, Min, Std, Sum
+from spotfit.data.aggregate import WIDE_INTEGER, Count, Max, Mean, Min, Std, Sum, widen_for_sum
 from spotfit.data.batch_formats import concat_blocks
 from spotfit.data.source import IntArray
 
@@ -79,6 +79,7 @@ _PARTIAL_FUNCTIONS = {
     Std: ("count", "mean", "variance"),
 }
 """The functions of `pyarrow` that give the partial results of an aggregate."""
+_SUMS = (Sum, Mean)
 
 
 def _aggregate_with_arrow(
@@ -86,14 +87,16 @@ def _aggregate_with_arrow(
 ) -> pa.Table | None:
     partials: list[pa.Table] = []
     limit = _MAX_PARTIAL_ROWS
+    schema = pa.schema([])
     for block in blocks:
+        schema = block.schema
         partials.append(_partial_results(block, keys, aggregates))
         if sum(partial.num_rows for partial in partials) > limit:
             partials = [_merge(partials, keys, aggregates)]
             limit = max(_MAX_PARTIAL_ROWS, 2 * partials[0].num_rows)
     if not partials:
         return None
-    return _final_results(_merge(partials, keys, aggregates), keys, aggregates)
+    return _final_results(_merge(partials, keys, aggregates), keys, aggregates, schema)
 
 
 def _partial_results(block: pa.Table, keys: Sequence[str], aggregates: Sequence[Any]) -> pa.Table:
@@ -101,7 +104,8 @@ def _partial_results(block: pa.Table, keys: Sequence[str], aggregates: Sequence[
     columns = {f"key{n}": block.column(key) for n, key in enumerate(keys)}
     calls: list[tuple[str, str, Any]] = []
     for n, aggregate in enumerate(aggregates):
-        columns[str(n)] = block.column(aggregate.on or keys[0])
+        column = block.column(aggregate.on or keys[0])
+        columns[str(n)] = widen_for_sum(column) if isinstance(aggregate, _SUMS) else column
         calls += [
             (str(n), function, _options(aggregate, function))
             for function in _PARTIAL_FUNCTIONS[type(aggregate)]
@@ -118,9 +122,16 @@ def _partial_results(block: pa.Table, keys: Sequence[str], aggregates: Sequence[
     partial = [f"{name} {function}" for name, function, _ in calls]
     return pa.table(
         [result.column(name) for name in key_names]
-        + [result.column(f"{name}_{function}") for name, function, _ in calls],
+        + [_partial_column(result, name, function) for name, function, _ in calls],
         names=[*keys, *partial],
     )
+
+
+def _partial_column(result: pa.Table, name: str, function: str) -> pa.ChunkedArray:
+    column = result.column(f"{name}_{function}")
+    # The partial results of all blocks are added.
+    is_sum = function == "sum" and pa.types.is_integer(column.type)
+    return column.cast(WIDE_INTEGER) if is_sum else column
 
 
 def _options(aggregate: Any, function: str) -> Any:
@@ -190,12 +201,31 @@ def _numbers(column: pa.ChunkedArray) -> Array:
     return column.cast(pa.float64()).to_numpy()
 
 
-def _final_results(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Any]) -> pa.Table:
+def _final_results(
+    table: pa.Table, keys: Sequence[str], aggregates: Sequence[Any], schema: pa.Schema
+) -> pa.Table:
     result = table.select(list(keys))
     for n, aggregate in enumerate(aggregates):
         parts = [table.column(f"{n} {name}") for name in _PARTIAL_FUNCTIONS[type(aggregate)]]
-        result = result.append_column(aggregate.name, _final_column(aggregate, parts))
+        values = _final_column(aggregate, parts)
+        if type(aggregate) is Sum:
+            values = _final_sum(aggregate.name, values, schema.field(aggregate.on).type)
+        result = result.append_column(aggregate.name, values)
     return result
+
+
+def _final_sum(name: str, values: Array, kind: pa.DataType) -> Array:
+    """Return sums of integers as `pyarrow` does: of 64 bits, with the sign of the column."""
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return values
+    sum_type = pa.int64() if pa.types.is_signed_integer(kind) else pa.uint64()
+    try:
+        return values.cast(sum_type)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"A value of {name} does not fit into {sum_type}.",
+            do="Convert the column first, as in ds.with_column('x', col('x').cast('float64')).",
+        ) from error
 
 
 def _final_column(aggregate: Any, parts: Sequence[pa.ChunkedArray]) -> Array:

@@ -93,3 +93,14 @@ def test_a_statistic_of_text_is_refused() -> None:
 def test_a_statistic_needs_a_column() -> None:
     with pytest.raises(ConfigError, match="needs a column"):
         Sum()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [([2**64 - 1, None, 1], "uint64"), ([2**63 - 1, 1], "int64")]
+)
+def test_sums_of_integers_do_not_wrap_around(values: list[Any], kind: str) -> None:
+    blocks = [pa.table({"x": pa.array(values, kind)})] * 2
+    total = 2 * sum(filter(None, values))
+    assert Sum("x").fold(blocks) == total
+    count = 2 * sum(value is not None for value in values)
+    assert Mean("x").fold(blocks) == total / count

@@ -154,3 +154,30 @@ def test_many_groups_have_their_own_values() -> None:
     assert table is not None
     assert np.array_equal(table["sum(x)"].to_numpy(), frame.sum().to_numpy())
     assert np.array_equal(table["mean(x)"].to_numpy(), frame.mean().to_numpy())
+
+
+def test_sums_of_groups_do_not_wrap_around() -> None:
+    blocks = [
+        pa.table({"k": [0, 1, 1], "v": [2**62, 2**63 - 1, -(2**63)]}),
+        pa.table({"k": [0, 1], "v": [2**62 - 1, 5]}),
+    ]
+    table = aggregate_groups(blocks, ["k"], [Sum("v"), Mean("v")])
+    assert table is not None
+    assert table.schema.field("sum(v)").type == pa.int64()
+    assert table["sum(v)"].to_pylist() == [2**63 - 1, 4]
+    assert table["mean(v)"].to_pylist() == [2.0**62, pytest.approx(4 / 3)]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "uint64", "bool"])
+def test_sums_of_groups_have_the_sign_of_the_column(kind: str) -> None:
+    values = pa.array([1, 1, 0]).cast(kind)
+    table = aggregate_groups([pa.table({"k": [0, 0, 1], "v": values})], ["k"], [Sum("v")])
+    assert table is not None
+    assert table.schema.field("sum(v)").type == (pa.int64() if kind == "int8" else pa.uint64())
+    assert table["sum(v)"].to_pylist() == [2, 0]
+
+
+def test_a_sum_of_a_group_beyond_64_bits_is_refused() -> None:
+    blocks = [pa.table({"k": [0], "v": [2**63 - 1]})] * 2
+    with pytest.raises(ConfigError, match=r"sum\(v\) does not fit into int64"):
+        aggregate_groups(blocks, ["k"], [Sum("v")])
