@@ -5,7 +5,8 @@ The names are those of `ray.data.expressions`. An expression is evaluated by `py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
@@ -209,7 +210,7 @@ class LiteralExpr(Expr):
 
     def bind(self) -> Callable[[pa.Table], Values]:
         """Return the function that returns the value."""
-        scalar = pa.scalar(self.value)
+        scalar = _to_scalar(self.value)
         return lambda _block: scalar
 
 
@@ -242,7 +243,52 @@ class CallExpr(Expr):
         """Return the function that evaluates the arguments and calls the function."""
         function = partial(getattr(pc, self.function), **self.options)
         arguments = [argument.bind() for argument in self.arguments]
+        if self.function in _COMPARISONS:
+            left, right = arguments
+            return lambda block: function(*_comparable(left(block), right(block)))
         return lambda block: function(*(get(block) for get in arguments), *self.values)
+
+
+_COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_equal"}
+
+
+def _to_scalar(value: Any) -> pa.Scalar:
+    if not isinstance(value, int) or -(2**63) <= value < 2**63:
+        return pa.scalar(value)
+    if 0 <= value < 2**64:
+        return pa.scalar(value, pa.uint64())
+    raise ConfigError(
+        f"The value {value} in an expression does not fit into 64 bits.",
+        do="Write it as a floating-point number, such as 1e20.",
+    )
+
+
+def _comparable(left: Values, right: Values) -> tuple[Values, Values]:
+    """Return the operands of a comparison; a literal has the type of the column if it can."""
+    if isinstance(right, pa.Scalar):
+        return left, _literal_as(right, left.type)
+    if isinstance(left, pa.Scalar):
+        return _literal_as(left, right.type), right
+    return left, right
+
+
+def _literal_as(literal: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    if pa.types.is_string(literal.type) and pa.types.is_temporal(kind):
+        return _parse_texts(pa.array([literal.as_py()]), kind)[0]
+    # Arrow would convert the column to signed integers, which have not all of its values.
+    if kind == pa.uint64() and literal.type == pa.int64() and (literal.as_py() or 0) >= 0:
+        return literal.cast(kind)
+    return literal
+
+
+def _parse_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return dates or times of ISO 8601; those without an offset are in the column's time zone."""
+    if not (pa.types.is_timestamp(kind) and kind.tz):
+        return texts.cast(kind)
+    try:
+        return pc.assume_timezone(texts.cast(pa.timestamp(kind.unit)), kind.tz)
+    except pa.ArrowInvalid:  # with an offset
+        return texts.cast(kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +318,12 @@ class IsInExpr(Expr):
 
         def apply(block: pa.Table) -> Values:
             found = evaluate(block)
-            return pc.is_in(found, value_set=pa.array(self.values, type=found.type))
+            is_text = all(isinstance(value, str) for value in self.values)
+            if is_text and pa.types.is_temporal(found.type):
+                values = _parse_texts(pa.array(self.values, pa.string()), found.type)
+            else:
+                values = pa.array(self.values, type=found.type)
+            return pc.is_in(found, value_set=values)
 
         return apply
 
@@ -379,12 +430,38 @@ def to_expression(value: Any) -> Expr:
     return value if isinstance(value, Expr) else LiteralExpr(value)
 
 
-def evaluate_column(expression: Expr) -> Callable[[pa.Table], pa.Array | pa.ChunkedArray]:
-    """Return the function that gives one value for each row of a block, also for a constant."""
+@contextmanager
+def evaluation_errors(call_name: str, schema: pa.Schema) -> Iterator[None]:
+    """Raise `ConfigError` with the types of these columns instead of an error of Arrow."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        types = ", ".join(f"{field.name!r} is {field.type}" for field in schema)
+        raise ConfigError(
+            f"{call_name} cannot be evaluated: {str(error).rstrip('.')}. Types: {types}.",
+            do="Use values of the column's type, or convert the column, such as "
+            "col('x').cast('int64').",
+        ) from error
+
+
+def evaluate_column(
+    expression: Expr, call_name: str = "The expression"
+) -> Callable[[pa.Table], pa.Array | pa.ChunkedArray]:
+    """Return the function that gives one value for each row of a block, also for a constant.
+
+    It raises `ConfigError` with the call where the types do not fit, and what a function of the
+    user raises.
+    """
     evaluate = expression.bind()
+    columns = expression.columns()
 
     def apply(block: pa.Table) -> pa.Array | pa.ChunkedArray:
-        values = evaluate(block)
+        if expression.runs_user_code:
+            values = evaluate(block)
+        else:
+            fields = [field for field in block.schema if field.name in columns]
+            with evaluation_errors(call_name, pa.schema(fields)):
+                values = evaluate(block)
         if isinstance(values, pa.Scalar):
             return pa.repeat(values, block.num_rows)
         if isinstance(values, pa.Array | pa.ChunkedArray):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.expression_parser import parse_expression
-from spotfit.data.expressions import Expr, evaluate_column
+from spotfit.data.expressions import Expr, evaluate_column, evaluation_errors
 from spotfit.data.order import hash_key, hash_numbers
 from spotfit.data.row_functions import block_rows
 from spotfit.data.source import IntArray, int_array
@@ -79,7 +79,7 @@ def row_filter(function: Any, expression: Any, options: Mapping[str, Any]) -> Ro
     if isinstance(expression, pc.Expression):
         return ArrowFilter(expression)
     if isinstance(expression, str):
-        expression = parse_expression(expression)
+        return ExpressionFilter(parse_expression(expression), expression)
     if not isinstance(expression, Expr):
         raise ConfigTypeError(
             f"filter(expr={expression!r}) is not an expression.",
@@ -93,6 +93,8 @@ class ExpressionFilter:
     """Rows for which an expression is true; not those for which it is null."""
 
     expression: Expr
+    text: str | None = None
+    """What the user wrote, if it is a text."""
 
     @property
     def runs_user_code(self) -> bool:
@@ -102,12 +104,12 @@ class ExpressionFilter:
     @property
     def name(self) -> str:
         """The call."""
-        return f"filter({self.expression.identity})"
+        return self.identity if self.text is None else f"filter(expr={self.text!r})"
 
     @property
     def identity(self) -> str:
         """The expression."""
-        return self.name
+        return f"filter({self.expression.identity})"
 
     @property
     def columns(self) -> Sequence[str]:
@@ -116,7 +118,7 @@ class ExpressionFilter:
 
     def bind(self) -> MaskFunction:
         """Return the function that evaluates the expression."""
-        evaluate = evaluate_column(self.expression)
+        evaluate = evaluate_column(self.expression, self.name)
         return lambda block, _first: _to_mask(self.name, evaluate(block))
 
 
@@ -144,7 +146,8 @@ class ArrowFilter:
 
         def evaluate(block: pa.Table, _first: int) -> Mask:
             numbers = pa.array(np.arange(block.num_rows))
-            numbered = block.append_column("__row_number", numbers).filter(self.expression)
+            with evaluation_errors(self.name, block.schema):
+                numbered = block.append_column("__row_number", numbers).filter(self.expression)
             mask = np.zeros(block.num_rows, dtype=np.bool_)
             mask[numbered.column("__row_number").to_numpy()] = True
             return mask

@@ -21,6 +21,7 @@ from spotfit.data.transforms import (
     BlockFunction,
     Transform,
     bind_all,
+    check_columns,
     columns_to_read,
     is_column_transform,
 )
@@ -248,7 +249,10 @@ class RowPlan:
     def transform(self, block: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
         """Apply all transforms to rows that were read for `columns`."""
         result = self._apply(block)
-        return result if columns is None else result.select(list(columns))
+        if columns is None:
+            return result
+        check_columns("A column of the dataset", columns, result.column_names)
+        return result.select(list(columns))
 
     @cached_property
     def _apply(self) -> BlockFunction:

@@ -119,8 +119,13 @@ class SelectColumns:
         return list(self.columns)
 
     def bind(self) -> BlockFunction:
-        """Return the selection."""
-        return lambda block: block.select(list(self.columns))
+        """Return the selection, which raises `ConfigError` for an unknown column."""
+
+        def apply(block: pa.Table) -> pa.Table:
+            check_columns(self.name, self.columns, block.column_names)
+            return block.select(list(self.columns))
+
+        return apply
 
 
 @dataclass(frozen=True)
@@ -263,9 +268,12 @@ class WithColumns:
 
     def bind(self) -> BlockFunction:
         """Return the function that evaluates all expressions on the columns before them."""
-        functions = {name: evaluate_column(expr) for name, expr in self.expressions.items()}
+        functions = {
+            name: evaluate_column(expr, self.name) for name, expr in self.expressions.items()
+        }
 
         def apply(block: pa.Table) -> pa.Table:
+            self.output_names(block.column_names)
             result = block
             for name, evaluate in functions.items():
                 result = set_column(result, name, evaluate(block))

@@ -6,7 +6,7 @@ import functools
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ class SlottedFactor:
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
+
+
+def iter_nothing() -> Iterator[int]:
+    yield from ()
 
 
 def closure_over(value: Any) -> Callable[[Any], Any]:
@@ -86,7 +90,7 @@ def test_recursive_functions_have_a_digest() -> None:
 
 
 def test_a_value_that_cannot_be_pickled_has_no_digest() -> None:
-    assert digest_captured([closure_over(x for x in ())]) is None
+    assert digest_captured([closure_over(iter_nothing())]) is None
 
 
 SCRIPT = """

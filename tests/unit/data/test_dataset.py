@@ -6,12 +6,15 @@ import inspect
 import math
 import pickle
 import random
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -480,3 +483,39 @@ def test_names_of_older_versions_are_the_same_dataset() -> None:
     assert dataset.lazy() is dataset
     assert ids(dataset.fully_executed()) == [0, 1, 2, 3]
     assert not dataset.is_fully_executed()
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("name > 1", r"filter\(expr='name > 1'\) cannot be evaluated: .*'name' is string"),
+        ("id == 'a'", "'id' is int64"),
+        ("id in ['a']", "'id' is int64"),
+        ("id == 18446744073709551615", "'id' is int64"),
+        ("id < 99999999999999999999", "does not fit into 64 bits"),
+        ("day > 'x'", "'day' is date32"),
+        (pc.field("name") > 1, "'name' is string"),
+        (col("id") / 0 > 1, "divide by zero"),
+    ],
+)
+def test_an_expression_that_does_not_fit_the_columns_is_reported(
+    expression: Any, message: str
+) -> None:
+    table = pa.table({"id": [1], "name": ["a"], "day": [date(2020, 1, 1)]})
+    with pytest.raises(ConfigError, match=message):
+        spotfit.data.from_arrow(table).filter(expr=expression).count()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda rows: rows.select_columns(["id"]).take(1),
+        lambda rows: rows.with_column("x", col("id") + 1).take(1),
+        lambda rows: rows.filter(expr="id > 1").count(),
+        lambda rows: rows.sum("id"),
+    ],
+)
+def test_a_column_that_a_function_does_not_return_is_reported(read: Any) -> None:
+    rows = numbers(2).map(lambda row: {"idx": row["id"]})
+    with pytest.raises(ConfigError, match=r"no column 'id'(.|\n)*Did you mean 'idx'"):
+        read(rows)

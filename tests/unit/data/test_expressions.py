@@ -134,3 +134,29 @@ def test_a_missing_expression_of_ray_names_another_way(name: str) -> None:
 def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = expressions.no_such_name
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.date32(), "2020-01-03"),
+        (pa.timestamp("us"), "2020-01-03T12:00:00"),
+        (pa.timestamp("us", "Europe/Berlin"), "2020-01-03"),
+        (pa.timestamp("us", "Europe/Berlin"), "2020-01-02T23:00:00Z"),
+    ],
+)
+def test_texts_are_compared_with_dates_and_times(kind: pa.DataType, text: str) -> None:
+    start = pa.array([f"2020-01-0{day}" for day in (2, 3, 4)])
+    is_zoned = pa.types.is_timestamp(kind) and kind.tz
+    column = start.cast(pa.timestamp("us") if is_zoned else kind)
+    block = pa.table({"t": pc.assume_timezone(column, kind.tz) if is_zoned else column})
+    assert evaluate_column(col("t") > text)(block).to_pylist() == [False, False, True]
+    assert evaluate_column(lit("2020-01-04") == col("t"))(block).to_pylist() == [False, False, True]
+    found = evaluate_column(col("t").is_in(["2020-01-02"]))(block)
+    assert found.to_pylist() == [True, False, False]
+
+
+def test_unsigned_integers_are_compared_with_all_their_values() -> None:
+    block = pa.table({"u": pa.array([1, 2**64 - 1], pa.uint64())})
+    assert evaluate_column(col("u") == 1)(block).to_pylist() == [True, False]
+    assert evaluate_column(col("u") == 2**64 - 1)(block).to_pylist() == [False, True]
