@@ -35,7 +35,6 @@ FIXED = "rows of fixed-size lists are the rows of an array; Ray has an array of 
 RETURNED = "a column that a function may return, too"
 RECTANGULAR = "lists of lists of equal lengths are an array with two dimensions"
 EARLY = "raised by the call instead of the first iteration"
-NESTED_ROWS = "nested lists of one length per level are arrays in rows, as images are"
 DIFFERENCES = {
     "fixed-size list: numpy": FIXED,
     "fixed-size list of fixed-size lists: numpy": FIXED,
@@ -45,9 +44,6 @@ DIFFERENCES = {
     "list of lists of equal lengths: torch": RECTANGULAR,
     "list of lists of equal lengths: torch float32": RECTANGULAR,
     "list of lists of different lengths: numpy": RECTANGULAR,
-    "fixed-size list of fixed-size lists: rows": NESTED_ROWS,
-    "list of lists of equal lengths: rows": NESTED_ROWS,
-    "list of lists of different lengths: rows": NESTED_ROWS,
     "batch_size=0": "an error; Ray returns no batch",
     "batch_size=-1": "an error; Ray returns no batch",
     "prefetch_batches=-1": "an error; Ray does not prefetch",
