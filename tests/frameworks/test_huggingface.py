@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ import torch
 from torch.utils.data import Dataset
 
 import spotfit
+import spotfit.data
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.client.run_handle import RunHandle
+from spotfit.data.data_iterator import DataIterator
+from spotfit.data.shard import ShardGroup, ShardPosition
 from spotfit.policy.retry_budget import is_permanent_error
 from spotfit.torch import TorchTrainer, export_checkpoint
 from spotfit.torch.checkpoint import checkpointer
@@ -461,6 +464,140 @@ def test_an_iterable_of_batches_is_read_as_it_is(tmp_path: Path) -> None:
     loader = prepare_trainer(trainer).get_train_dataloader()
     assert [len(batch["labels"]) for batch in loader] == [6, 6]
     assert trainer.train().global_step == 3
+
+
+ROWS = 55
+"""Rows of a shard with six batches, of which the last one has half of the rows."""
+
+
+class Mean(torch.nn.Module):
+    """Records the first row of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+        self.first_rows: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> Config:
+        self.first_rows.append(int(x[0]))
+        return {"loss": self.linear(x.float()[:, None]).square().mean()}
+
+
+class Steps(TrainerCallback):
+    """Records the first rows of the batches of each step, and the epoch that it has reached.
+
+    Stops with the first checkpoint, for which it stores the position of `shard` as a report does.
+    """
+
+    def __init__(self, shard: DataIterator | None = None) -> None:
+        self._shard = shard
+        self.position: Config = {}
+        self.all: list[tuple[list[int], float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        rows = kwargs["model"].first_rows
+        self.all.append((rows[:], state.epoch))
+        rows.clear()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._shard is not None:
+            self._shard.position.count()
+            self.position = self._shard.position.state()
+            control.should_training_stop = True
+
+
+def open_shard(position: Config) -> DataIterator:
+    """Return the shard of a worker that has asked for the checkpoint with this position."""
+    dataset = spotfit.data.range(ROWS).rename_columns({"id": "x"})
+    return DataIterator(ShardPosition(dataset, ShardGroup(seed=1), restore=lambda: position))
+
+
+def shard_trainer(folder: Path, shard: DataIterator, options: Config, *callbacks: Any) -> Any:
+    base = {"eval_strategy": "no", "logging_strategy": "no"}
+    return Trainer(
+        model=Mean(),
+        args=arguments(folder, {"arguments": {**base, **options}}),
+        train_dataset=shard.iter_torch_batches(batch_size=10),
+        callbacks=list(callbacks),
+    )
+
+
+SHARD_OPTIONS: list[Config] = [
+    {"max_steps": 14},
+    {"max_steps": 8, "gradient_accumulation_steps": 2},
+    {"max_steps": 14, "ignore_data_skip": True},
+]
+
+
+@pytest.mark.parametrize("options", SHARD_OPTIONS, ids=str)
+@pytest.mark.parametrize("saves_at", [2, 5, 7, "epoch"])
+def test_a_shard_continues_where_the_checkpoint_of_a_trainer_was_saved(
+    tmp_path: Path, options: Config, saves_at: int | str
+) -> None:
+    if saves_at == "epoch":
+        how: Config = {"save_strategy": "epoch"}
+    else:
+        how = {"save_strategy": "steps", "save_steps": saves_at}
+    whole, shard = Steps(), open_shard({})
+    prepare_trainer(shard_trainer(tmp_path, open_shard({}), options, whole)).train()
+    first, second = Steps(shard), Steps()
+    prepare_trainer(shard_trainer(tmp_path, shard, {**options, **how}, first)).train()
+    resumed = shard_trainer(tmp_path, open_shard(first.position), options, second)
+    (checkpoint,) = (tmp_path / "output").glob("checkpoint-*")
+    prepare_trainer(resumed).train(resume_from_checkpoint=str(checkpoint))
+    assert first.all + second.all == whole.all
+
+
+def test_a_shard_from_its_begin_is_read_up_to_the_place(tmp_path: Path) -> None:
+    """As with any dataset, if the training function has not asked for the run's checkpoint."""
+    how: Config = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
+    shard = open_shard({})
+    prepare_trainer(shard_trainer(tmp_path, shard, how, Steps(shard))).train()
+    steps = Steps()
+    trainer = prepare_trainer(shard_trainer(tmp_path, open_shard({}), {"max_steps": 5}, steps))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-2"))
+    assert [rows for rows, _ in steps.all] == [[20], [30], [40]]
+
+
+def train_on_shard(folder: Path, options: Config, every: Any, *, stops_at: int) -> Steps:
+    shard, steps = spotfit.get_dataset_shard("train"), Steps()
+    trainer = shard_trainer(folder, shard, options, steps, Stop(stops_at))
+    with suppress(KeyboardInterrupt):
+        prepare_trainer(trainer, every=every).train()
+    return steps
+
+
+def use_new_process(channel: Any = None) -> LocalSession:
+    """Begin a session with the dataset, and with the snapshots of an earlier one."""
+    datasets = {"train": spotfit.data.range(ROWS).rename_columns({"id": "x"})}
+    session = LocalSession("run", datasets=datasets, dataset_config=spotfit.DataConfig())
+    if channel is not None:
+        session.snapshot_channel = channel
+    training_api.set_session(session)
+    return session
+
+
+@pytest.mark.parametrize("options", SHARD_OPTIONS, ids=str)
+@pytest.mark.parametrize("every", [1, "epoch"])
+@pytest.mark.usefixtures("local_session")
+def test_a_shard_continues_where_a_snapshot_was_saved(
+    tmp_path: Path, options: Config, every: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    use_new_process()
+    whole = train_on_shard(tmp_path, options, every, stops_at=NEVER).all
+    for step in (2, 5, 7):
+        session = use_new_process()
+        train_on_shard(tmp_path, options, every, stops_at=step)
+        use_new_process(session.snapshot_channel)
+        resumed = train_on_shard(tmp_path, options, every, stops_at=NEVER).all
+        saved = step if every == 1 else _ends_of_epochs(whole, step)
+        assert resumed == whole[saved:], step
+
+
+def _ends_of_epochs(steps: list[tuple[list[int], float]], limit: int) -> int:
+    """Return the number of steps before the last epoch that has begun within `limit` steps."""
+    return max(n for n in range(limit + 1) if n == 0 or int(steps[n][1]) > int(steps[n - 1][1]))
 
 
 def test_the_names_of_ray_train_have_its_parameters() -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
+import spotfit
+import spotfit.data
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
@@ -27,7 +30,7 @@ from spotfit.lightning.lightning_classes import CLASS_NAMES, class_for
 from spotfit.model.topology import Ranks
 from spotfit.torch.checkpoint import checkpointer
 from spotfit.worker import training_api
-from spotfit.worker.local_session import LocalSession
+from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 from tests.frameworks.lightning_digits import digits, hash_of, make_module
 
 # Lightning's advice about machines and small data.
@@ -206,6 +209,61 @@ def test_a_restored_state_replaces_the_checkpoint_of_a_first_start(
     resumed = run(tmp_path / "stopped", ckpt_path=tmp_path / "first.ckpt")
     assert resumed[0] == expected[0]
     assert resumed[1] == expected[1]
+
+
+class FirstRows(pl.LightningModule):
+    """Records the epoch, the number and the first row of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+        self.seen: list[tuple[int, int, int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append((self.current_epoch, batch_idx, int(batch["id"][0])))
+        return self.linear(batch["id"].float()[:, None]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.001)
+
+
+def fit_on_shard(
+    channel: LocalSnapshotChannel | None = None, *, stop_after: int | None = None, **options: Any
+) -> tuple[LocalSnapshotChannel, list[tuple[int, int, int]]]:
+    """Train with the snapshots of an earlier process; return the snapshots and the batches."""
+    datasets = {"train": spotfit.data.range(45)}
+    session = LocalSession("run", datasets=datasets, dataset_config=spotfit.DataConfig())
+    session.snapshot_channel = channel or session.snapshot_channel
+    training_api.set_session(session)
+    stop = [] if stop_after is None else [StopAfter(stop_after)]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[CheckpointerCallback(every=1), *stop],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        max_epochs=3,
+        **options,
+    )
+    module = FirstRows()
+    batches = spotfit.get_dataset_shard("train").iter_torch_batches(batch_size=10)
+    with suppress(StoppedError):
+        trainer.fit(module, batches)
+    return session.snapshot_channel, module.seen
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("options", [{}, {"limit_train_batches": 3}], ids=str)
+@pytest.mark.parametrize("stop_after", [1, 3, 5, 7])
+def test_a_shard_continues_where_it_stopped(options: dict[str, Any], stop_after: int) -> None:
+    """Lightning reads a batch ahead, because batches of a shard have no length."""
+    steps = options.get("limit_train_batches", 5)
+    expected = [(epoch, n, 10 * n) for epoch in range(3) for n in range(steps)]
+    channel, seen = fit_on_shard(stop_after=stop_after, **options)
+    assert seen == expected[:stop_after]
+    assert fit_on_shard(channel, **options)[1] == expected[stop_after:]
 
 
 def test_unsupported_options_are_rejected(session: LocalSession, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ class ShardPosition:
         """A remainder of fewer rows is left out at the end of an epoch."""
         self.counts_steps = False
         """Whether batches count by `count_step` only."""
+        self._is_resumed = False
         self._yielded: deque[int] = deque()
         """For each batch of the current pass that does not count yet: the rows taken with it."""
         self._pass = object()
@@ -168,7 +169,7 @@ class ShardPosition:
         """
         from spotfit.data.order import OrderSettings
 
-        self._restore = None
+        self._restore, self._is_resumed = None, bool(state)
         self._has_started, self._pass, self._order = False, object(), None
         self.epoch, self.consumed = state.get("epoch", 0), state.get("consumed", 0)
         self._yielded.clear()
@@ -181,6 +182,14 @@ class ShardPosition:
             log.info(
                 "data.resumed", dataset=self.name, epoch=self.epoch, consumed_rows=self.consumed
             )
+
+    def resume_saved(self) -> bool:
+        """Resume the saved position now instead of when the first pass begins.
+
+        Returns whether there was one, or `resume` has set one before. Raises what `resume` raises.
+        """
+        self._resume_first_pass()
+        return self._is_resumed
 
     def _resume_first_pass(self) -> None:
         if self._restore is None:

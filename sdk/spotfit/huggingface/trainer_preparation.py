@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import transformers
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from transformers import Trainer
+from transformers import Trainer, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from spotfit.core.errors import ConfigError
 from spotfit.huggingface.snapshot_trainer import SnapshotTrainer, TrainerSnapshots
 from spotfit.model.failure_model import SaveCondition, parse_save_trigger
+from spotfit.torch.checkpoint.shard_data_position import is_dataset_shard
 from spotfit.worker.training_api import require_session
 
 _REQUIRED_METHODS = (
@@ -23,7 +27,7 @@ _REQUIRED_METHODS = (
     "_prepare_for_training",
     "_run_epoch",
 )
-"""Methods of the Trainer's loop that `SnapshotTrainer` extends."""
+"""Methods of the Trainer's loop that `SnapshotTrainer` and `BatchIterableTrainer` extend."""
 
 
 def prepare_trainer(
@@ -37,7 +41,9 @@ def prepare_trainer(
     """Prepare a Trainer for `train()` on the workers of a run; return the same object.
 
     Call it in the training function after all callbacks were added. A `train_dataset` that is an
-    iterable of batches, and no Dataset, becomes a loader that yields these batches as they are.
+    iterable of batches, and no Dataset, becomes a loader that yields these batches as they are. One
+    of `spotfit.get_dataset_shard` resumes by itself: the Trainer counts the batches of the epoch
+    that were trained before, but skips none, and `ignore_data_skip` has no effect.
 
     With `every`, all ranks save by a `Checkpointer` while training continues, and `train()` resumes
     after a restart in the same step of the epoch, without reading the batches before it: weights,
@@ -51,6 +57,10 @@ def prepare_trainer(
     """
     if _is_iterable_of_batches(trainer.train_dataset):
         _replace_class(trainer, BatchIterableTrainer)
+    if is_dataset_shard(trainer.train_dataset):
+        _reject_unknown_loop()
+        # Nothing is read to be skipped, and without it the Trainer counts the epoch from 0 again.
+        trainer.args.ignore_data_skip = False
     if every is None:
         return trainer
     channel = require_session("spotfit.huggingface.prepare_trainer").snapshot_channel
@@ -82,13 +92,57 @@ class BatchIterableTrainer(Trainer):
         """Return a loader over the batches, which Accelerate does not shard."""
         return DataLoader(_Batches(self.train_dataset), batch_size=None)
 
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        *args: Any,
+    ) -> tuple[int, int]:
+        first: tuple[int, int] = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, *args
+        )
+        if resume_from_checkpoint is None or not self._continues_shard():
+            return first
+        return self._place_of_shard(Path(resume_from_checkpoint))
+
+    def _run_epoch(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
+        is_resumed = kwargs["resume_from_checkpoint"] is not None
+        if is_resumed and epoch == kwargs["epochs_trained"] and self._continues_shard():
+            train_dataloader.dataset.placeholders = kwargs["steps_trained_in_current_epoch"]
+        super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)
+
+    def _continues_shard(self) -> bool:
+        """Return whether the next pass continues where the saved training was.
+
+        A shard does not if the training function has found a checkpoint without `get_checkpoint`.
+        """
+        batches = self.train_dataset
+        return is_dataset_shard(batches) and batches.position.resume_saved()
+
+    def _place_of_shard(self, checkpoint: Path) -> tuple[int, int]:
+        """Return the epoch to continue, and its batches that were trained before.
+
+        The Trainer, which does not know the length of an epoch, derives them as if it had one only.
+        """
+        saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        epoch, part = divmod(saved.epoch or 0.0, 1)
+        position = self.train_dataset.position
+        if position.epoch > epoch and not position.consumed:  # saved after the epoch's last batch
+            return int(epoch) + 1, 0
+        return int(epoch), round(part * saved.max_steps) * self.args.gradient_accumulation_steps
+
 
 class _Batches(IterableDataset[Any]):
     def __init__(self, batches: Any) -> None:
         self._batches = batches
+        self.placeholders = 0
+        """How many values the next pass yields before the batches; the Trainer skips them."""
 
     def __iter__(self) -> Any:
-        return iter(self._batches)
+        count, self.placeholders = self.placeholders, 0
+        return chain(repeat(None, count), self._batches)
 
 
 def _is_iterable_of_batches(dataset: Any) -> bool:
@@ -111,13 +165,18 @@ def _replace_class(trainer: Trainer, extension: type[Trainer]) -> None:
     trainer.__class__ = type(original.__name__, (extension, original), attributes)
 
 
-def _reject_unsupported(trainer: Trainer, *, is_elastic: bool) -> None:
+def _reject_unknown_loop() -> None:
     if missing := [name for name in _REQUIRED_METHODS if not hasattr(Trainer, name)]:
         raise ConfigError(
-            f"prepare_trainer(every=...) extends Trainer.{missing[0]}, which transformers "
+            f"prepare_trainer extends Trainer.{missing[0]}, which transformers "
             f"{transformers.__version__} does not have.",
             do="Install a version of transformers that spotfit[transformers] accepts.",
+            retryable=False,
         )
+
+
+def _reject_unsupported(trainer: Trainer, *, is_elastic: bool) -> None:
+    _reject_unknown_loop()
     if trainer.is_deepspeed_enabled:
         raise ConfigError(
             "prepare_trainer(every=...) does not support DeepSpeed: its optimizer holds copies of "

@@ -176,7 +176,8 @@ def _only_loader(fit_loop: Any) -> Any:
 
     Raises `ConfigError` for one whose position would be wrong.
     """
-    loaders = fit_loop._combined_loader.flattened if fit_loop._combined_loader else []
+    combined = fit_loop._combined_loader  # its bool() raises without a length
+    loaders = [] if combined is None else combined.flattened
     if len(loaders) > 1:
         log.warning(
             "lightning.several_loaders",

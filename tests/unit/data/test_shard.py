@@ -137,6 +137,14 @@ def test_the_first_pass_reads_the_position_to_resume() -> None:
     assert reads == ["restore"]
 
 
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_the_position_to_resume_is_known_before_the_first_pass(*, has_saved: bool) -> None:
+    state = _state_at(2 * STEP) if has_saved else {}
+    position = ShardPosition(spotfit.data.range(ROWS), ShardGroup(), restore=lambda: state)
+    assert position.resume_saved() is has_saved
+    assert position.consumed == (2 * STEP if has_saved else 0)
+
+
 def test_a_position_within_an_epoch_of_other_rows_is_refused() -> None:
     position = make_position(spotfit.data.range(ROWS + 1))
     with pytest.raises(ConfigError, match=r"'train' has other rows .*row 30 of epoch 0"):
