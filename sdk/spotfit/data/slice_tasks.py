@@ -26,9 +26,11 @@ class PendingSlice:
     """A slice that was requested of a feeders; only `feeding.pool` uses its attributes."""
 
     __slots__ = (
+        "awaited_at",
         "has_failed",
         "holders",
         "is_done",
+        "losses",
         "number",
         "queued_again_at",
         "sent_at",
@@ -45,7 +47,11 @@ class PendingSlice:
         self.is_done = False
         """Whether no feeder needs to execute it any more: finished, taken or cancelled."""
         self.has_failed = False
-        """Whether a feeder has returned an exception."""
+        """Whether a feeder has returned an exception, or too many were lost: none gets it again."""
+        self.losses = 0
+        """How many feeders were lost while they executed it."""
+        self.awaited_at = 0.0
+        """When a thread began to wait for it."""
         self.holders: list[Any] = []
         """The feeders that it was sent to and that have not answered."""
         self.sent_at = 0.0

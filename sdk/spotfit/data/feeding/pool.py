@@ -5,9 +5,13 @@
 | queued           | a feeder has credit                          | sent                           |
 | sent             | reply                                        | finished                       |
 | sent             | its connection breaks                        | queued, first                  |
+| sent             | two feeders were lost while they executed it | executed by the waiting thread |
 | sent             | late: awaited for more than 4 medians        | also queued, first, for others |
 | queued or sent   | awaited, and no feeder can return it in time | executed by the waiting thread |
 | any              | `cancel`                                     | dropped                        |
+
+A feeder that has returned nothing for that long is silent: no thread waits for it until it returns
+a slice. One that stays silent is disconnected, and its owner replaces or connects it again.
 
 A slice is a pure function of its task, so the first result counts, from wherever it comes. An
 exception in a feeder is not raised: the worker executes the task itself, and what that raises has
@@ -48,6 +52,10 @@ _LOOKAHEAD = 64
 """How many of the queued slices a feeder looks through for one whose window it has read."""
 _IDLE_CHECK_S = 1.0
 """Interval at which a connection without requests is checked for its end."""
+_SILENT_MAX_S = 600.0
+"""How long a feeder may return nothing of what it has; longer than the import of any library."""
+_MAX_LOSSES = 2
+"""Feeders that may be lost while they execute a slice, which may be what ends them."""
 _MAX_FAILURES = 3
 """Exceptions in a row after which a feeder gets no further slice."""
 
@@ -83,6 +91,8 @@ class _Feeder:
         self.is_leaving = False
         """Whether it gets no further slices."""
         self.failures = 0
+        self.progress_at = 0.0
+        """When it last returned a slice, or got one while it had none."""
 
 
 class FeederPool:
@@ -157,6 +167,8 @@ class FeederPool:
         """
         with self._changed:
             self._awaited.add(pending.number)
+            pending.awaited_at = self._clock.now()
+            self._remove_hung_feeders()
             self._changed.notify_all()
             self._wait(pending)
             self._awaited.discard(pending.number)
@@ -164,7 +176,7 @@ class FeederPool:
             self._open_count -= 1
             self._drop(pending)
             # Feeders read the next ones, if there are any.
-            queued = [] if self._active_feeders() else list(self._queue)[: self._credit]
+            queued = [] if self._responsive_feeders() else list(self._queue)[: self._credit]
             self.own_count += table is None
         if table is not None:
             return table
@@ -238,25 +250,24 @@ class FeederPool:
     def _wait(self, pending: PendingSlice) -> None:
         """Wait until the slice is finished, or this process is to execute it."""
         while not pending.is_done and not pending.has_failed and not self._is_closed:
-            others = [one for one in self._active_feeders() if one not in pending.holders]
+            others = [one for one in self._responsive_feeders() if one not in pending.holders]
             if not pending.holders and not others:
                 return
-            if not pending.holders:
-                self._changed.wait()
-                continue
-            is_queued_again = pending in self._queue
-            late_at = self._late_s() + (
-                pending.queued_again_at if is_queued_again else pending.sent_at
-            )
-            if self._clock.now() < late_at:
-                self._changed.wait(late_at - self._clock.now())
-            elif is_queued_again or not others:
+            late_in_s = self._due_since(pending) + self._late_s() - self._clock.now()
+            if late_in_s > 0:
+                self._changed.wait(late_in_s)
+            elif pending in self._queue or not others:
                 log.warning("feeder.late", feeders=_names(pending), task=str(pending.task))
                 return
             else:
                 pending.queued_again_at = self._clock.now()
                 self._queue.appendleft(pending)
                 self._changed.notify_all()
+
+    def _due_since(self, pending: PendingSlice) -> float:
+        if not pending.holders:
+            return pending.awaited_at
+        return pending.queued_again_at if pending in self._queue else pending.sent_at
 
     def _late_s(self) -> float:
         if len(self._durations) < _MIN_DURATIONS:
@@ -265,6 +276,20 @@ class FeederPool:
 
     def _active_feeders(self) -> list[_Feeder]:
         return [feeder for feeder in self._feeders if not feeder.is_leaving]
+
+    def _responsive_feeders(self) -> list[_Feeder]:
+        late_s = self._late_s()
+        return [one for one in self._active_feeders() if not self._is_silent(one, late_s)]
+
+    def _is_silent(self, feeder: _Feeder, limit_s: float) -> bool:
+        """Whether it has returned nothing of what it has for that long."""
+        return bool(feeder.held) and self._clock.now() - feeder.progress_at >= limit_s
+
+    def _remove_hung_feeders(self) -> None:
+        limit_s = max(_SILENT_MAX_S, self._late_s())
+        for feeder in [one for one in self._feeders if self._is_silent(one, limit_s)]:
+            self._remove(feeder, f"it has returned nothing for {limit_s:.0f} s")
+            feeder.link.close()
 
     def _drop(self, pending: PendingSlice) -> None:
         pending.is_done = True
@@ -294,9 +319,11 @@ class FeederPool:
         tasks = []
         while len(feeder.held) < self._credit and (pending := self._choose(feeder)) is not None:
             self._queue.remove(pending)
+            pending.sent_at = self._clock.now()
+            if not feeder.held:
+                feeder.progress_at = pending.sent_at
             feeder.held[pending.number] = pending
             pending.holders.append(feeder)
-            pending.sent_at = self._clock.now()
             self._lane_owners[_lane(pending.task)] = feeder
             tasks.append(pending)
         return tasks
@@ -309,7 +336,7 @@ class FeederPool:
         """
         first = None
         for pending in list(self._queue)[:_LOOKAHEAD]:
-            if feeder in pending.holders or not self._has_room(pending):
+            if feeder in pending.holders or pending.has_failed or not self._has_room(pending):
                 continue
             first = first or pending
             owner = self._lane_owners.get(_lane(pending.task))
@@ -331,6 +358,7 @@ class FeederPool:
             if pending is None:
                 raise IntegrityError(f"A feeder answered the unknown request {reply.number}.")
             pending.holders.remove(feeder)
+            feeder.progress_at = self._clock.now()
             if isinstance(reply, FailureReply):
                 self._record_failure(feeder, pending, reply)
             else:
@@ -358,24 +386,29 @@ class FeederPool:
 
     def _remove(self, feeder: _Feeder, reason: str) -> None:
         with self._changed:
-            if feeder in self._feeders:
-                self._feeders.remove(feeder)
+            if feeder not in self._feeders:
+                return  # closed, or removed by `_remove_hung_feeders`
+            self._feeders.remove(feeder)
             lost = [pending for pending in feeder.held.values() if not pending.is_done]
-            for pending in feeder.held.values():
-                pending.holders.remove(feeder)
-            # They keep their order: the last one is queued first.
-            for pending in reversed(lost):
-                if pending not in self._queue:
-                    self._queue.appendleft(pending)
-            feeder.held.clear()
+            self._queue_lost(feeder)
             self._lane_owners = {
                 lane: owner for lane, owner in self._lane_owners.items() if owner is not feeder
             }
             self._changed.notify_all()
-            if not self._is_closed:
-                log.info(
-                    "feeder.disconnected", feeder=feeder.link.name, reason=reason, tasks=len(lost)
-                )
+            log.info("feeder.disconnected", feeder=feeder.link.name, reason=reason, tasks=len(lost))
+
+    def _queue_lost(self, feeder: _Feeder) -> None:
+        """Queue the slices of a lost feeder first, in their order."""
+        held = list(feeder.held.values())
+        feeder.held.clear()
+        for pending in held:
+            pending.holders.remove(feeder)
+        for pending in held[:1]:  # which it has executed: it does so in the order of requests
+            pending.losses += 1
+            pending.has_failed |= pending.losses >= _MAX_LOSSES
+        for pending in reversed(held):
+            if not pending.is_done and not pending.has_failed and pending not in self._queue:
+                self._queue.appendleft(pending)
 
 
 def _lane(task: SliceTask) -> tuple[str, int]:

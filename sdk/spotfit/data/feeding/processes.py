@@ -16,6 +16,8 @@ _PROGRAM = (
     "import sys; from spotfit.data.feeding.feeder_process import main; main(int(sys.argv[1]))"
 )
 _EXIT_TIMEOUT_S = 5.0
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""The last two take precedence over the first, where a library reads them."""
 
 
 class FeederProcess:
@@ -70,12 +72,15 @@ class FeederProcess:
         socket.send_fds(self._control, [TLS], [accepted.fileno()])
 
     def wait(self) -> str:
-        """Wait for the end of a process that has closed its connection; return its exit code."""
+        """Wait for the end of a process without a connection; return its exit code.
+
+        It is killed if it does not end, such as one that hangs.
+        """
         try:
             return f"exit code {self._process.wait(_EXIT_TIMEOUT_S)}"
         except subprocess.TimeoutExpired:
             self.close()
-            return "killed: it closed its connection and did not exit"
+            return "killed: its connection was closed and it did not exit"
 
     def close(self) -> None:
         """Kill the process: it holds nothing that is needed. Harmless if repeated."""
@@ -88,11 +93,11 @@ def _environment() -> dict[str, str]:
     """The environment of this process, whose imports also the child finds.
 
     Without accelerators: their memory belongs to the training. With one thread for each library,
-    because there are as many processes as processors.
+    because there are as many processes as processors; what the worker has set is for its training.
     """
     return {
-        "OMP_NUM_THREADS": "1",
         **env.copy_environment(),
+        **_ONE_THREAD,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "CUDA_VISIBLE_DEVICES": "",
     }

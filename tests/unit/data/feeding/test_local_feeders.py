@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -13,6 +14,8 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from spotfit.core.clock import Clock
+from spotfit.data.feeding import processes
 from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.local_feeders import LocalFeeders
 from spotfit.data.feeding.pool import FeederPool
@@ -45,9 +48,12 @@ def start() -> Iterator[Start]:
     started: list[tuple[FeederPool, LocalFeeders]] = []
 
     def start_feeders(
-        shipped_datasets: object, count: int, execute: Callable[[SliceTask], pa.Table]
+        shipped_datasets: object,
+        count: int,
+        execute: Callable[[SliceTask], pa.Table],
+        clock: Clock | None = None,
     ) -> tuple[FeederPool, LocalFeeders]:
-        pool = FeederPool(execute, SystemClock())
+        pool = FeederPool(execute, clock or SystemClock())
         feeders = LocalFeeders(pool, FeederInit(), cloudpickle.dumps(shipped_datasets))
         started.append((pool, feeders))
         feeders.start(count)
@@ -124,6 +130,36 @@ def test_a_killed_process_is_replaced(start: Start) -> None:
     wait_until(lambda: feeders.pids not in ([], [pid]))
     wait_until(lambda: pool.feeder_count == 1)
     assert pool.take(pool.request(next(Pass(dataset).tasks()))) == Pass(dataset).expected[0]
+
+
+class FastClock(SystemClock):
+    """A clock of which each reading is an hour after the one before."""
+
+    def __init__(self) -> None:
+        self.hours = itertools.count()
+
+    def now(self) -> float:
+        return 3600.0 * next(self.hours)
+
+
+def test_a_process_that_hangs_is_killed_and_replaced(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_EXIT_TIMEOUT_S", 0.0)
+    dataset = dataset_of(30)
+    pool, feeders = start(shipped(dataset), 1, SliceReader({NAME: dataset}).read, FastClock())
+    (pid,) = feeders.pids
+    os.kill(pid, signal.SIGSTOP)
+    task = next(Pass(dataset).tasks())
+    pool.request(task)  # for the process: at this clock nobody waits until it has got another one
+
+    def is_replaced() -> bool:
+        assert pool.take(pool.request(task)) == Pass(dataset).expected[0]
+        return feeders.pids not in ([], [pid])
+
+    wait_until(is_replaced)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_an_exception_of_user_code_is_raised_where_the_slice_is_taken(start: Start) -> None:

@@ -13,7 +13,7 @@ from spotfit.core.errors import IntegrityError
 from spotfit.data.feeding.messages import FailureReply, SliceReply
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.order import OrderSettings
-from spotfit.data.slice_tasks import SliceTask
+from spotfit.data.slice_tasks import PendingSlice, SliceTask
 from spotfit.host.system import SystemClock
 
 TIMEOUT_S = 30.0
@@ -25,9 +25,12 @@ class ManualClock:
 
     def __init__(self) -> None:
         self.time_s = 0.0
+        self.was_read = threading.Event()
 
     def now(self) -> float:
-        return self.time_s
+        time_s = self.time_s
+        self.was_read.set()
+        return time_s
 
     def wait(self, seconds: float) -> None:
         self.time_s += seconds
@@ -108,6 +111,17 @@ class Pools:
             self.threads.append(threading.Thread(target=pool.serve, args=[link], daemon=True))
             self.threads[-1].start()
         return self.threads[-1]
+
+    def take(
+        self, pool: FeederPool, pending: PendingSlice, clock: ManualClock
+    ) -> queue.Queue[pa.Table]:
+        """Take a slice in a thread; return when it waits, from the current time of the clock on."""
+        taken: queue.Queue[pa.Table] = queue.Queue()
+        clock.was_read.clear()
+        self.threads.append(threading.Thread(target=lambda: taken.put(pool.take(pending))))
+        self.threads[-1].start()
+        assert clock.was_read.wait(TIMEOUT_S)
+        return taken
 
 
 @pytest.fixture
@@ -267,6 +281,99 @@ def test_the_worker_executes_a_late_slice_without_another_feeder(pools: Pools) -
     link.next_sent()
     clock.time_s += 60.0  # there is no median yet
     assert pool.take(pending).equals(rows_of(task_of(0)))
+    assert pool.own_count == 1
+    pool.close()
+
+
+def test_the_worker_executes_a_queued_slice_that_no_feeder_takes_in_time(pools: Pools) -> None:
+    clock = ManualClock()
+    pool, link = FeederPool(rows_of, clock, credit=1), ManualLink()
+    slices = [pool.request(task_of(number)) for number in range(3)]
+    pools.serve(pool, link)
+    first = link.next_sent()
+    taken = pools.take(pool, slices[2], clock)
+    clock.time_s = 59.0
+    link.reply(first)
+    link.next_sent()
+    clock.time_s = 60.0  # there is no median yet
+    pool.request(task_of(3))  # wakes the thread that waits
+    assert taken.get(timeout=TIMEOUT_S).equals(rows_of(task_of(2)))
+    assert pool.own_count == 1
+    pool.close()
+
+
+def test_no_thread_waits_for_a_silent_feeder_whose_credit_is_used(pools: Pools) -> None:
+    clock = ManualClock()
+    pool, link = FeederPool(rows_of, clock, credit=2), ManualLink()
+    slices = [pool.request(task_of(number)) for number in range(5)]
+    pools.serve(pool, link)
+    link.next_sent(), link.next_sent()
+    clock.time_s = 60.0
+    assert all(pool.take(one).equals(rows_of(one.task)) for one in slices)
+    assert pool.own_count == 5
+    pool.close()
+
+
+def test_a_silent_feeder_that_returns_a_slice_gets_further_ones(pools: Pools) -> None:
+    clock = ManualClock()
+    pool, link = FeederPool(rows_of, clock, credit=1), ManualLink()
+    slices = [pool.request(task_of(number)) for number in range(3)]
+    pools.serve(pool, link)
+    late = link.next_sent()
+    clock.time_s = 60.0
+    pool.take(slices[0])
+    link.reply(late)
+    for pending in slices[1:]:
+        link.reply(link.next_sent())
+        assert pool.take(pending).equals(rows_of(pending.task))
+    assert pool.own_count == 1
+    pool.close()
+
+
+def test_a_feeder_that_stays_silent_is_disconnected(pools: Pools) -> None:
+    clock = ManualClock()
+    pool, link = FeederPool(rows_of, clock, credit=1), ManualLink()
+    slices = [pool.request(task_of(number)) for number in range(2)]
+    thread = pools.serve(pool, link)
+    link.next_sent()
+    clock.time_s = 599.0
+    pool.take(slices[0])
+    assert pool.feeder_count == 1
+    clock.time_s = 600.0
+    pool.take(slices[1])
+    thread.join(TIMEOUT_S)
+    assert link.is_closed
+    assert pool.feeder_count == 0
+
+
+def test_a_feeder_without_tasks_is_not_silent(pools: Pools) -> None:
+    clock = ManualClock()
+    pool, link = FeederPool(execute_nothing, clock), ManualLink()
+    for number in range(2):
+        clock.time_s += 1000.0
+        pending = pool.request(task_of(number))
+        if not number:
+            pools.serve(pool, link)
+        link.reply(link.next_sent())
+        assert pool.take(pending).equals(rows_of(task_of(number)))
+    pool.close()
+
+
+def test_the_worker_executes_a_slice_that_ends_two_feeders(pools: Pools) -> None:
+    pool = FeederPool(rows_of, SystemClock(), credit=2)
+    slices = [pool.request(task_of(number)) for number in range(2)]
+    for name in ("a", "b"):
+        lost = ManualLink(name)
+        thread = pools.serve(pool, lost)
+        assert lost.next_sent().task == task_of(0)
+        lost.break_connection()
+        thread.join(TIMEOUT_S)
+    pools.serve(pool, other := ManualLink("other"))
+    # It waited behind the one that ended the feeders, and is not to blame.
+    sent = other.next_sent()
+    assert sent.task == task_of(1)
+    other.reply(sent)
+    assert [pool.take(one).equals(rows_of(one.task)) for one in slices] == [True] * 2
     assert pool.own_count == 1
     pool.close()
 

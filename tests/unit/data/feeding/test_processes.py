@@ -10,6 +10,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from spotfit.data.feeding import processes
 from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import SliceReply
@@ -18,7 +19,12 @@ from spotfit.data.transforms import BlockFunction
 from tests.unit.data.feeding.augmented_rows import Pass, dataset_of, shipped
 
 pytestmark = pytest.mark.real_time("starts processes")
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)
 
 
 class ReportEnvironment:
@@ -35,7 +41,9 @@ class ReportEnvironment:
 
 
 @pytest.fixture
-def process() -> Iterator[FeederProcess]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[FeederProcess]:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "3")
     started = FeederProcess(FeederInit(), cloudpickle.dumps(shipped(DATASET)))
     yield started
     started.close()
@@ -54,7 +62,7 @@ def first_slice(link: FeederLink) -> pa.Table:
 
 def test_a_process_sees_no_accelerators_and_uses_one_thread(process: FeederProcess) -> None:
     table = first_slice(FeederLink(process.connect(), "feeder"))
-    assert [table.column(name)[0].as_py() for name in VARIABLES] == ["", "1"]
+    assert [table.column(name)[0].as_py() for name in VARIABLES] == ["", "1", "1", "1"]
 
 
 def test_a_process_serves_several_connections(process: FeederProcess) -> None:
@@ -68,6 +76,15 @@ def test_a_killed_process_is_not_running_and_names_its_exit(process: FeederProce
     assert not process.is_running
     with pytest.raises(OSError, match=r"Broken pipe|Connection reset"):
         process.connect()
+
+
+def test_a_process_that_hangs_is_killed(
+    process: FeederProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_EXIT_TIMEOUT_S", 0.0)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert process.wait().startswith("killed")
+    assert not process.is_running
 
 
 def test_a_closed_process_has_ended(process: FeederProcess) -> None:
