@@ -218,7 +218,7 @@ def _state_at(consumed: int) -> dict[str, object]:
     return position.state()
 
 
-def test_transforms_get_the_rows_that_they_ask_for() -> None:
+def test_transforms_get_the_rows_of_their_batch_size() -> None:
     dataset = spotfit.data.range(10**6).map_batches(dict, batch_size=1024)
     assert choose_order(dataset, ShardGroup(), STEP).slice_rows == 1024
 

@@ -151,7 +151,7 @@ def test_a_process_that_hangs_is_killed_and_replaced(
     (pid,) = feeders.pids
     os.kill(pid, signal.SIGSTOP)
     task = next(Pass(dataset).tasks())
-    pool.request(task)  # for the process: at this clock nobody waits until it has got another one
+    pool.request(task)  # for the process: at this clock no thread waits until it has another one
 
     def is_replaced() -> bool:
         assert pool.take(pool.request(task)) == Pass(dataset).expected[0]
