@@ -15,7 +15,7 @@ from spotfit.migrate.command import app
 
 SCRIPT = "import ray.train\nray.train.report({})\n"
 MOVED = "import spotfit\nspotfit.report({})\n"
-HALF = "import ray.data\nray.data.read_csv('x')\n"
+HALF = "import ray.tune\nray.tune.Tuner('x')\n"
 
 
 def run(*arguments: str | Path) -> Result:
@@ -56,7 +56,7 @@ def test_manual_changes_are_listed_and_set_the_exit_code(tmp_path: Path) -> None
     done = run("--write", script)
     assert done.exit_code == 1
     assert "nothing to migrate, 1 manual change left" in done.output
-    assert "line 2: ray.data.read_csv: spotfit does not support Ray Data" in done.output
+    assert "line 2: ray.tune.Tuner: spotfit has no Tune" in done.output
 
 
 def test_an_invalid_script_does_not_stop_others(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_an_existing_name_spotfit_is_not_overwritten() -> None:
         ("from ray.train.mosaic import MosaicConfig", "ray.train.mosaic.MosaicConfig"),
         ("import horovod.tensorflow as hvd", "horovod.tensorflow"),
         ("from ray import *", "from ray import *"),
-        ("import ray.data", "ray.data"),
+        ("import ray.tune", "ray.tune"),
         ("from ray.train._internal.session import get_session", "ray.train._internal.session.get_session"),  # noqa: E501
         ("from ray.train.nothing import of_the_kind", "ray.train.nothing.of_the_kind"),
     ],

@@ -176,7 +176,7 @@ def test_cluster_calls_remain_if_ray_is_needed(need: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["import ray.data", "from ray import tune", "from ray.train.mosaic import *"]
+    "other", ["import ray.serve", "from ray import tune", "from ray.train.mosaic import *"]
 )
 def test_cluster_calls_remain_for_other_libraries_of_ray(other: str) -> None:
     script = f"import ray\n{other}\nray.init()\n"
@@ -204,14 +204,14 @@ def test_an_emptied_block_gets_pass() -> None:
     """)
 
 
-def test_data_tasks_and_tune_are_reported_with_their_lines() -> None:
+def test_tasks_serve_and_tune_are_reported_with_their_lines() -> None:
     script = dedent_script("""
         import ray
         from ray import tune
 
         @ray.remote
         def load():
-            return ray.data.read_csv("x")
+            return ray.serve.run("x")
 
         tune.Tuner(load)
         ray.get(load.remote())
@@ -219,7 +219,7 @@ def test_data_tasks_and_tune_are_reported_with_their_lines() -> None:
     assert migrated_text(script) == script
     assert manual_work(script) == [
         "5: ray.remote",
-        "7: ray.data.read_csv",
+        "7: ray.serve.run",
         "9: ray.tune.Tuner",
         "10: ray.get",
     ]

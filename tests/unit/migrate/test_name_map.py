@@ -42,7 +42,7 @@ def test_attributes_of_a_name_are_not_checked() -> None:
     "path",
     [
         "ray",
-        "ray.data.Dataset",
+        "ray.data.read_kafka_v0",
         "ray.remote",
         "ray.train.horovod.nothing",
         "horovod.run",

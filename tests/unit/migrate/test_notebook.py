@@ -50,12 +50,12 @@ def test_lines_of_ipython_are_kept() -> None:
 
 
 def test_notes_name_the_cell_and_its_line() -> None:
-    old = make_notebook("import ray.data", "\nray.data.read_csv('x')\nray.data.range(3)")
+    old = make_notebook("import ray.tune", "\nray.tune.Tuner('x')\nray.tune.run(3)")
     moved = rewrite_notebook(encode(old))
     assert moved.text == encode(old)
     assert [(note.location, note.what) for note in moved.manual_notes] == [
-        ("code cell 2, line 2", "ray.data.read_csv"),
-        ("code cell 2, line 3", "ray.data.range"),
+        ("code cell 2, line 2", "ray.tune.Tuner"),
+        ("code cell 2, line 3", "ray.tune.run"),
     ]
 
 
