@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from spotfit.code.code_bundle import DATASETS
 from spotfit.core.codec import decoder
-from spotfit.data.feeding.feeder_process import FeederInit
-from spotfit.data.feeding.feeder_server import FeederServer
 from spotfit.model.topology import FeederAddress
 from spotfit.protocol.agent_sidecar import (
     FeedersListening,
@@ -21,6 +19,9 @@ from spotfit.protocol.agent_sidecar import (
 from spotfit.sidecar.process_setup import SidecarConnection, SidecarRun, exit_sidecar
 from spotfit.store.retry import PATIENT_RETRY_POLICY
 from spotfit.worker.main import configure_logging
+
+if TYPE_CHECKING:
+    from spotfit.data.feeding.feeder_server import FeederServer
 
 _message_decoder: msgspec.json.Decoder[ToFeederNode] = decoder(ToFeederNode)  # type: ignore[arg-type]
 
@@ -52,6 +53,10 @@ def open_server(init: SidecarInit, start: StartFeeders) -> FeederServer:
     Changes environment variables, `sys.path` and the working directory, which the processes
     inherit. Raises the errors of `SidecarRun.load_code` and `FeederServer`.
     """
+    # Not before the fork: PyArrow starts a thread, and only machines for feeders need it.
+    from spotfit.data.feeding.feeder_process import FeederInit
+    from spotfit.data.feeding.feeder_server import FeederServer
+
     payload = SidecarRun(init, PATIENT_RETRY_POLICY).load_code()
     return FeederServer(
         FeederInit(log_level=start.log_level, secret=init.secret, run_id=init.run_id),
