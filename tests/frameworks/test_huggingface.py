@@ -20,8 +20,8 @@ import spotfit
 import spotfit.data
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.client.run_handle import RunHandle
-from spotfit.data.data_iterator import DataIterator
-from spotfit.data.shard import ShardGroup, ShardPosition
+from spotfit.data.iteration.data_iterator import DataIterator
+from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.policy.retry_budget import is_permanent_error
 from spotfit.torch import TorchTrainer, export_checkpoint
 from spotfit.torch.checkpoint import checkpointer

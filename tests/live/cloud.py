@@ -217,10 +217,17 @@ class LiveTestCloud:
                     spotfit.attach(run.parents[1]).cancel()
         try:
             eventually(lambda: not self._busy_nodes(), within_s=10.0)
-        except AssertionError:
-            for node in self.reclaimer.running_nodes():
+        except AssertionError as error:
+            busy = [f"{node.path}: {node.status()}" for node in self._busy_nodes()]
+            self._remove_groups()
+            raise AssertionError("nodes remain: " + "; ".join(busy)) from error
+
+    def _remove_groups(self) -> None:
+        """Kill the nodes and remove their groups, so that the next test can use the root."""
+        for group in list(self.root.groups()):
+            for node in group.nodes():
                 self.reclaimer.kill(node)
-            raise
+            group.remove()
 
     def _busy_nodes(self) -> list[LocalNode]:
         return [node for group in self.root.groups() for node in group.nodes()]

@@ -73,8 +73,8 @@ def check_configuration(
 
     Raises `ConfigError`, or `ConfigErrors`, if it does not return an iterator for each rank.
     """
+    from spotfit.data.iteration.shard import ShardGroup
     from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
-    from spotfit.data.shard import ShardGroup
 
     if type(config).configure is DataConfig.configure:
         return

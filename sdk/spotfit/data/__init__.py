@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from spotfit.data.context import NodeIdStr as NodeIdStr
     from spotfit.data.context import RandomSeedConfig as RandomSeedConfig
     from spotfit.data.context import TaskPoolStrategy as TaskPoolStrategy
-    from spotfit.data.data_iterator import DataIterator as DataIterator
     from spotfit.data.dataset import Dataset as Dataset
     from spotfit.data.dataset import MaterializedDataset as MaterializedDataset
-    from spotfit.data.dataset_pipeline import DatasetPipeline as DatasetPipeline
     from spotfit.data.feeders import Feeders as Feeders
     from spotfit.data.file_readers import read_binary_files as read_binary_files
     from spotfit.data.file_readers import read_csv as read_csv
@@ -33,10 +31,12 @@ if TYPE_CHECKING:
     from spotfit.data.file_readers import read_text as read_text
     from spotfit.data.file_readers import read_tfrecords as read_tfrecords
     from spotfit.data.file_readers import read_webdataset as read_webdataset
-    from spotfit.data.grouped_data import GroupedData as GroupedData
-    from spotfit.data.mixed_source import MixStoppingCondition as MixStoppingCondition
-    from spotfit.data.partitioning import Partitioning as Partitioning
-    from spotfit.data.partitioning import PathPartitionFilter as PathPartitionFilter
+    from spotfit.data.iteration.data_iterator import DataIterator as DataIterator
+    from spotfit.data.operations.dataset_pipeline import DatasetPipeline as DatasetPipeline
+    from spotfit.data.operations.grouped_data import GroupedData as GroupedData
+    from spotfit.data.operations.mixed_source import MixStoppingCondition as MixStoppingCondition
+    from spotfit.data.operations.summary import DatasetSummary as DatasetSummary
+    from spotfit.data.operations.writers import SaveMode as SaveMode
     from spotfit.data.preprocessor import Preprocessor as Preprocessor
     from spotfit.data.reader_options import FileShuffleConfig as FileShuffleConfig
     from spotfit.data.readers import from_arrow as from_arrow
@@ -49,33 +49,33 @@ if TYPE_CHECKING:
     from spotfit.data.readers import range_tensor as range_tensor
     from spotfit.data.schema import Schema as Schema
     from spotfit.data.source import Source as Source
-    from spotfit.data.summary import DatasetSummary as DatasetSummary
+    from spotfit.data.sources.partitioning import Partitioning as Partitioning
+    from spotfit.data.sources.partitioning import PathPartitionFilter as PathPartitionFilter
     from spotfit.data.table_readers import read_delta as read_delta
     from spotfit.data.table_readers import read_iceberg as read_iceberg
     from spotfit.data.table_readers import read_lance as read_lance
-    from spotfit.data.writers import SaveMode as SaveMode
 
 _MODULES = {
     "ActorPoolStrategy": "spotfit.data.context",
     "DataContext": "spotfit.data.context",
-    "DataIterator": "spotfit.data.data_iterator",
+    "DataIterator": "spotfit.data.iteration.data_iterator",
     "Dataset": "spotfit.data.dataset",
     "DatasetContext": "spotfit.data.context",
-    "DatasetPipeline": "spotfit.data.dataset_pipeline",
-    "DatasetSummary": "spotfit.data.summary",
+    "DatasetPipeline": "spotfit.data.operations.dataset_pipeline",
+    "DatasetSummary": "spotfit.data.operations.summary",
     "ExecutionOptions": "spotfit.data.context",
     "ExecutionResources": "spotfit.data.context",
     "Feeders": "spotfit.data.feeders",
     "FileShuffleConfig": "spotfit.data.reader_options",
-    "GroupedData": "spotfit.data.grouped_data",
+    "GroupedData": "spotfit.data.operations.grouped_data",
     "MaterializedDataset": "spotfit.data.dataset",
-    "MixStoppingCondition": "spotfit.data.mixed_source",
+    "MixStoppingCondition": "spotfit.data.operations.mixed_source",
     "NodeIdStr": "spotfit.data.context",
-    "Partitioning": "spotfit.data.partitioning",
-    "PathPartitionFilter": "spotfit.data.partitioning",
+    "Partitioning": "spotfit.data.sources.partitioning",
+    "PathPartitionFilter": "spotfit.data.sources.partitioning",
     "Preprocessor": "spotfit.data.preprocessor",
     "RandomSeedConfig": "spotfit.data.context",
-    "SaveMode": "spotfit.data.writers",
+    "SaveMode": "spotfit.data.operations.writers",
     "Schema": "spotfit.data.schema",
     "Source": "spotfit.data.source",
     "TaskPoolStrategy": "spotfit.data.context",

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.row_functions import block_rows
+from spotfit.data.plans.row_functions import block_rows
 
 
 class AggregateFnV2:

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.batch_formats import BatchFormat
-from spotfit.data.column_arrays import NumpyArray
+from spotfit.data.formats.batch_formats import BatchFormat
+from spotfit.data.formats.column_arrays import NumpyArray
 
 BatchT = TypeVar("BatchT")
 

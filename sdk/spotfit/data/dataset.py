@@ -15,33 +15,22 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data import file_encoders, writers
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
 from spotfit.data.aggregate_base import fold_all
-from spotfit.data.batch_formats import BatchFormat, concat_blocks, to_batch
 from spotfit.data.captured_values import digest_captured
 from spotfit.data.context import DataContext, RandomSeedConfig
-from spotfit.data.data_iterator import DataIterator
-from spotfit.data.dataset_pipeline import DatasetPipeline
 from spotfit.data.expressions import Expr
-from spotfit.data.grouped_data import GroupedData
-from spotfit.data.mixed_source import MixStoppingCondition, mixed_source
-from spotfit.data.relational import joined_table, sorted_table
-from spotfit.data.row_filters import row_filter
-from spotfit.data.row_functions import (
-    MapRows,
-    add_column_transform,
-    block_rows,
-    map_batches_transform,
-)
-from spotfit.data.row_plan import UNSHUFFLED, RowPlan, Rows, ordered_blocks
-from spotfit.data.row_plan import ShuffleSettings as ShuffleSettings
-from spotfit.data.schema import Schema
-from spotfit.data.selections import FlatMapSource
-from spotfit.data.shard import ShardGroup, ShardPosition
-from spotfit.data.source import Source
-from spotfit.data.sources.tables import TableSource
-from spotfit.data.splits import (
+from spotfit.data.formats.batch_formats import BatchFormat, concat_blocks, to_batch
+from spotfit.data.iteration.data_iterator import DataIterator
+from spotfit.data.iteration.shard import ShardGroup, ShardPosition
+from spotfit.data.operations import file_encoders, writers
+from spotfit.data.operations.dataset_pipeline import DatasetPipeline
+from spotfit.data.operations.grouped_data import GroupedData
+from spotfit.data.operations.mixed_source import MixStoppingCondition, mixed_source
+from spotfit.data.operations.relational import joined_table, sorted_table
+from spotfit.data.operations.row_filters import row_filter
+from spotfit.data.operations.selections import FlatMapSource
+from spotfit.data.operations.splits import (
     Bounds,
     even_bounds,
     filtered_plan,
@@ -54,8 +43,18 @@ from spotfit.data.splits import (
     stratified_plans,
     train_test_bounds,
 )
-from spotfit.data.summary import DatasetSummary, describe, summarize
-from spotfit.data.transforms import (
+from spotfit.data.operations.summary import DatasetSummary, describe, summarize
+from spotfit.data.operations.unsupported import refused_method
+from spotfit.data.operations.zipped_source import ZippedSource
+from spotfit.data.plans.row_functions import (
+    MapRows,
+    add_column_transform,
+    block_rows,
+    map_batches_transform,
+)
+from spotfit.data.plans.row_plan import UNSHUFFLED, RowPlan, Rows, ordered_blocks
+from spotfit.data.plans.row_plan import ShuffleSettings as ShuffleSettings
+from spotfit.data.plans.transforms import (
     DropColumns,
     RenameAllColumns,
     RenameColumns,
@@ -63,15 +62,16 @@ from spotfit.data.transforms import (
     Transform,
     with_columns_transform,
 )
-from spotfit.data.unit_manifest import UnitManifest
-from spotfit.data.unsupported import refused_method
+from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.schema import Schema
+from spotfit.data.source import Source
+from spotfit.data.sources.tables import TableSource
 from spotfit.data.user_functions import (
     FunctionOptions,
     ResourceOptions,
     check_resources,
     user_function,
 )
-from spotfit.data.zipped_source import ZippedSource
 from spotfit.host import log
 
 

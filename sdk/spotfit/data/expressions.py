@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
-from spotfit.data.batch_formats import to_block
+from spotfit.data.formats.batch_formats import to_block
 from spotfit.data.user_functions import UserFunction, user_function
 
 Values: TypeAlias = Any

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.data_config import DataConfig
-from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset import Dataset
-from spotfit.data.row_plan import ShuffledRows
-from spotfit.data.shard import ShardGroup, ShardPosition
+from spotfit.data.iteration.data_iterator import DataIterator
+from spotfit.data.iteration.shard import ShardGroup, ShardPosition
+from spotfit.data.plans.row_plan import ShuffledRows
 from spotfit.host import log
 from spotfit.model.config import unknown_dataset_error
 

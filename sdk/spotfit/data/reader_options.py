@@ -13,9 +13,9 @@ from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.data.dataset import Dataset
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import Source
 from spotfit.data.sources.file_source import FileFormat, FormatSource
+from spotfit.data.sources.partitioning import Partitioning
 from spotfit.host import log
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]

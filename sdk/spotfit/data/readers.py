@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.batch_formats import concat_blocks, to_block
-from spotfit.data.column_arrays import column_from_values
 from spotfit.data.dataset import Dataset
+from spotfit.data.formats.batch_formats import concat_blocks, to_block
+from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.reader_options import SchedulingOptions, ignore_scheduling
 from spotfit.data.source import Source
 from spotfit.data.sources.tables import RangeSource, TableSource

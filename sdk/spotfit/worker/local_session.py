@@ -341,8 +341,8 @@ class LocalSession:
 
     @cached_property
     def _dataset_shards(self) -> DatasetShards:
+        from spotfit.data.iteration.shard import ShardGroup
         from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
-        from spotfit.data.shard import ShardGroup
 
         rank, world_size = self.context.get_world_rank(), self.context.get_world_size()
         group = ShardGroup(rank=rank, world_size=world_size, world_sizes=(world_size,))

@@ -784,8 +784,8 @@ class Session:
 
     @cached_property
     def _dataset_shards(self) -> DatasetShards:
+        from spotfit.data.iteration.shard import ShardGroup
         from spotfit.data.rank_shards import DatasetShards
-        from spotfit.data.shard import ShardGroup
 
         assert self._load_datasets is not None
         group = ShardGroup(

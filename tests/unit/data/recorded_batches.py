@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from spotfit.data.data_iterator import DataIterator
 from spotfit.data.dataset import Dataset
+from spotfit.data.iteration.data_iterator import DataIterator
 from spotfit.data.sources.tables import TableSource
 from tests.unit.data.batch_cases import Call, result_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from spotfit.data.row_plan import RowPlan
+from spotfit.data.plans.row_plan import RowPlan
 from spotfit.data.source import SourceUnits, int_array
 
 

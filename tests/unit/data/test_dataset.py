@@ -24,8 +24,8 @@ from spotfit.data.aggregate import Count, Max
 from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.dataset import Dataset
 from spotfit.data.expressions import col
-from spotfit.data.transforms import RowCountChangedError
-from spotfit.data.unsupported import REFUSED_METHODS
+from spotfit.data.operations.unsupported import REFUSED_METHODS
+from spotfit.data.plans.transforms import RowCountChangedError
 from tests.unit.data.row_sources import number_source
 
 METHODS_OF_RAY = (Path(__file__).parent / "ray_dataset_methods.txt").read_text().splitlines()

@@ -10,8 +10,8 @@ import pytest
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.data_config import DataConfig
+from spotfit.data.iteration.shard import ShardGroup
 from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
-from spotfit.data.shard import ShardGroup
 
 ROWS = 24
 Positions = dict[str, dict[str, Any]]

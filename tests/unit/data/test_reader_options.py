@@ -13,8 +13,8 @@ import pytest
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_text
-from spotfit.data.partitioning import Partitioning
 from spotfit.data.reader_options import FileShuffleConfig, SchedulingOptions, to_partitioning
+from spotfit.data.sources.partitioning import Partitioning
 from tests.unit.data.sources.source_suite import read_values
 
 

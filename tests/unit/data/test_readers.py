@@ -11,8 +11,8 @@ import pytest
 
 import spotfit.data
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.column_arrays import column_to_numpy
 from spotfit.data.dataset import Dataset
+from spotfit.data.formats.column_arrays import column_to_numpy
 from tests.unit.data.sources.source_suite import read_values
 
 

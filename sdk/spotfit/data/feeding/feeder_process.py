@@ -38,7 +38,7 @@ from spotfit.data.feeding.messages import (
     send_failure,
     send_slice,
 )
-from spotfit.data.slices import SliceReader
+from spotfit.data.loading.slices import SliceReader
 from spotfit.host import log
 from spotfit.host.process import set_process_name
 from spotfit.security.run_key import make_tls_contexts

@@ -12,7 +12,7 @@ from spotfit.data.feeding.messages import (
     receive_reply,
     send_request,
 )
-from spotfit.data.slice_tasks import SliceTask
+from spotfit.data.loading.slice_tasks import SliceTask
 
 
 class FeederLink:

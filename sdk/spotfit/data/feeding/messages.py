@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import IntegrityError
-from spotfit.data.slice_tasks import SliceTask
+from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.protocol import framing
 
 MAX_REPLY_BYTES = 2**31

@@ -31,7 +31,7 @@ import pyarrow as pa
 from spotfit.core.clock import Clock
 from spotfit.core.errors import IntegrityError
 from spotfit.data.feeding.messages import FailureReply, SliceReply
-from spotfit.data.slice_tasks import PendingSlice, SliceTask
+from spotfit.data.loading.slice_tasks import PendingSlice, SliceTask
 from spotfit.host import log
 
 # A slice that takes four times the median is worth doing twice, as backup tasks of MapReduce.

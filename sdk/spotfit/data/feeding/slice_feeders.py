@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from spotfit.data.feeding.pool import FeederPool
+from spotfit.data.loading.slice_tasks import PendingSlice, SliceTask
 from spotfit.data.order import EpochOrder
-from spotfit.data.slice_tasks import PendingSlice, SliceTask
 
 
 class PoolSliceFeeders:

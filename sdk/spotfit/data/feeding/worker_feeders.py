@@ -12,13 +12,13 @@ from spotfit.data.feeding.local_feeders import LocalFeeders
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.feeding.remote_feeders import RemoteFeeders
 from spotfit.data.feeding.slice_feeders import PoolSliceFeeders
-from spotfit.data.slices import SliceReader
+from spotfit.data.loading.slices import SliceReader
 from spotfit.host import log, machine
 from spotfit.host.system import SystemClock
 from spotfit.model.topology import FeederAddress
 
 if TYPE_CHECKING:
-    from spotfit.data.row_plan import ShuffledRows
+    from spotfit.data.plans.row_plan import ShuffledRows
 
 _MAX_DEFAULT_PROCESSES = 8
 """Processes beside a worker by default at most; each holds the libraries of the user in memory."""

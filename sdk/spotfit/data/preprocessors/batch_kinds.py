@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.batch_formats import to_block
-from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.formats.batch_formats import to_block
+from spotfit.data.formats.column_arrays import column_to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

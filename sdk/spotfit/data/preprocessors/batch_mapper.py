@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.batch_formats import to_batch, to_block
+from spotfit.data.formats.batch_formats import to_batch, to_block
 from spotfit.data.preprocessors.batch_kinds import BatchFormat
 from spotfit.data.preprocessors.preprocessor_base import ArrowPreprocessor
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.column_arrays import buffer_values
+from spotfit.data.formats.column_arrays import buffer_values
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
+from spotfit.data.plans.transforms import BlockFunction, set_column
 from spotfit.data.preprocessors.column_statistics import (
     Results,
     Statistic,
@@ -33,7 +34,6 @@ from spotfit.data.preprocessors.columns import (
     tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import ArrowPreprocessor, ColumnPreprocessor
-from spotfit.data.transforms import BlockFunction, set_column
 
 
 class OrdinalEncoder(ColumnPreprocessor):

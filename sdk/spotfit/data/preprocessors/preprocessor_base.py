@@ -15,17 +15,17 @@ import pyarrow as pa
 
 from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError
-from spotfit.data.batch_formats import to_batch, to_block
 from spotfit.data.dataset import Dataset
-from spotfit.data.preprocessors import preprocessor_json
-from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
-from spotfit.data.preprocessors.column_statistics import Results, Statistic, fold
-from spotfit.data.transforms import (
+from spotfit.data.formats.batch_formats import to_batch, to_block
+from spotfit.data.plans.transforms import (
     BlockFunction,
     check_columns,
     is_column_transform,
     set_column,
 )
+from spotfit.data.preprocessors import preprocessor_json
+from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
+from spotfit.data.preprocessors.column_statistics import Results, Statistic, fold
 
 if TYPE_CHECKING:
     from spotfit.data.preprocessors.batch_kinds import Batch

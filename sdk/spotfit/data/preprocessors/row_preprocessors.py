@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.plans.transforms import set_column
 from spotfit.data.preprocessors.columns import (
     arrow_array,
     bool_array,
@@ -30,7 +31,6 @@ from spotfit.data.preprocessors.preprocessor_base import (
     ColumnPreprocessor,
     column_names,
 )
-from spotfit.data.transforms import set_column
 
 
 class Normalizer(ColumnPreprocessor):

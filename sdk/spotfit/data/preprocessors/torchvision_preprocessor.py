@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
-from spotfit.data.column_arrays import column_from_values, column_to_numpy
+from spotfit.data.formats.column_arrays import column_from_values, column_to_numpy
 from spotfit.data.preprocessors.columns import column_of
 from spotfit.data.preprocessors.preprocessor_base import ColumnPreprocessor
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.data.plans.transforms import set_column
 from spotfit.data.preprocessors.column_statistics import Results, Statistic, TokenCountsStatistic
 from spotfit.data.preprocessors.columns import (
     bool_array,
@@ -32,7 +33,6 @@ from spotfit.data.preprocessors.preprocessor_base import (
     ColumnPreprocessor,
     column_names,
 )
-from spotfit.data.transforms import set_column
 
 
 @dataclass(frozen=True)

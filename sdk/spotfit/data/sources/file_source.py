@@ -16,9 +16,9 @@ import pyarrow as pa
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.data.files import FileSet, path_of
-from spotfit.data.partitioning import Partitioning
+from spotfit.data.formats.tensor_storage import plain_field
 from spotfit.data.source import DataFile, SourceUnits, int_array
-from spotfit.data.tensor_storage import plain_field
+from spotfit.data.sources.partitioning import Partitioning
 from spotfit.host import log
 from spotfit.store.transfer import concurrent_map
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.column_arrays import NumpyArray, column_from_values, list_column
+from spotfit.data.formats.column_arrays import NumpyArray, column_from_values, list_column
+from spotfit.data.formats.tensor_storage import ragged_tensor_field
+from spotfit.data.plans.transforms import BlockFunction
 from spotfit.data.sources.file_source import PATH_COLUMN
-from spotfit.data.tensor_storage import ragged_tensor_field
-from spotfit.data.transforms import BlockFunction
 from spotfit.host import plugins
 
 COLUMN = "image"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.lib import format as npy_format
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.column_arrays import column_from_values
+from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
 
 COLUMN = "data"

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import SourceUnits
 from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.parquet import ParquetFormat
+from spotfit.data.sources.partitioning import Partitioning
 from spotfit.host import plugins
 
 

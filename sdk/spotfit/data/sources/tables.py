@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spotfit.data.column_arrays import column_from_values
+from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.source import Source, SourceUnits, int_array
 
 _UNIT_BYTES = 4 * 2**20

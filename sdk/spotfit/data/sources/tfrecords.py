@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.crc32c import Words, crc32c
+from spotfit.data.formats.crc32c import Words, crc32c
+from spotfit.data.formats.tf_examples import Features, decode_example, feature_type
 from spotfit.data.sources.compression import decompress
 from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.range_reader import RangeReader
-from spotfit.data.tf_examples import Features, decode_example, feature_type
 
 _HEADER = struct.Struct("<QI")
 """Length of a record, and the CRC of the length."""

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.column_arrays import column_from_values
-from spotfit.data.python_objects import object_column
+from spotfit.data.formats.column_arrays import column_from_values
+from spotfit.data.formats.python_objects import object_column
 from spotfit.data.source import SourceUnits, int_array
 
 COLUMN = "item"

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.column_arrays import column_from_values
+from spotfit.data.formats.column_arrays import column_from_values
+from spotfit.data.plans.transforms import BlockFunction
 from spotfit.data.sources.compression import decompress
 from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.images import image_module
 from spotfit.data.sources.range_reader import RangeReader
-from spotfit.data.transforms import BlockFunction
 
 KEY = "__key__"
 URL = "__url__"

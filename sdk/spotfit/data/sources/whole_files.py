@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.data.files import FileSet, path_of
-from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import DataFile, SourceUnits, int_array
 from spotfit.data.sources.file_source import conform, path_columns, select_fields
+from spotfit.data.sources.partitioning import Partitioning
 from spotfit.store.transfer import concurrent_map
 
 UNIT_FILES = 64

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from spotfit.checkpoint.reader import SavedState
-    from spotfit.data.data_iterator import DataIterator
+    from spotfit.data.iteration.data_iterator import DataIterator
     from spotfit.torch.checkpoint.arguments import CheckpointerArguments
     from spotfit.torch.checkpoint.data_position import LoaderPosition, SamplerPosition
     from spotfit.torch.checkpoint.save_plan import RankSavePlan

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from spotfit.torch.checkpoint.data_position import TrainingLoopMonitor
 
 if TYPE_CHECKING:
-    from spotfit.data.batch_passes import BatchPasses
-    from spotfit.data.data_iterator import DataIterator
-    from spotfit.data.shard import ShardPosition
+    from spotfit.data.iteration.batch_passes import BatchPasses
+    from spotfit.data.iteration.data_iterator import DataIterator
+    from spotfit.data.iteration.shard import ShardPosition
 
 
 def is_dataset_shard(loader: Any) -> TypeGuard[DataIterator | BatchPasses]:
     """Return whether `loader` is what `spotfit.get_dataset_shard` or its `iter_*` return."""
     # Such an object has imported the module.
-    module = sys.modules.get("spotfit.data.data_iterator")
+    module = sys.modules.get("spotfit.data.iteration.data_iterator")
     return module is not None and isinstance(loader, module.DataIterator | module.BatchPasses)
 
 

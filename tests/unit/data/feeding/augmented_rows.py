@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from spotfit.core.ids import RunId
 from spotfit.data.dataset import Dataset
+from spotfit.data.loading.slice_tasks import SliceTask
+from spotfit.data.loading.slices import SliceReader
 from spotfit.data.order import EpochOrder, OrderSettings
+from spotfit.data.plans.transforms import BlockFunction
 from spotfit.data.readers import from_items
-from spotfit.data.slice_tasks import SliceTask
-from spotfit.data.slices import SliceReader
-from spotfit.data.transforms import BlockFunction
 
 NAME = "train"
 RUN_ID = RunId("run")

@@ -13,7 +13,7 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.feeding.feeder_process import PLAIN, FeederInit, FeederLoop
 from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import FailureReply, SliceReply
-from spotfit.data.slices import SliceReader
+from spotfit.data.loading.slices import SliceReader
 from tests.unit.data.feeding.augmented_rows import NAME, RUN_ID, Pass, RaiseAt, dataset_of
 
 TIMEOUT_S = 30.0

@@ -9,8 +9,8 @@ import pytest
 
 from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import SliceReply, receive_request, send_slice
+from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.order import OrderSettings
-from spotfit.data.slice_tasks import SliceTask
 
 TASK = SliceTask(dataset="train", epoch=0, order=OrderSettings(), lane=0, number=0)
 

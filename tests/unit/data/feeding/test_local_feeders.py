@@ -19,9 +19,9 @@ from spotfit.data.feeding import processes
 from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.local_feeders import LocalFeeders
 from spotfit.data.feeding.pool import FeederPool
-from spotfit.data.slice_tasks import SliceTask
-from spotfit.data.slices import SliceReader
-from spotfit.data.transforms import BlockFunction
+from spotfit.data.loading.slice_tasks import SliceTask
+from spotfit.data.loading.slices import SliceReader
+from spotfit.data.plans.transforms import BlockFunction
 from spotfit.host.system import SystemClock
 from tests.unit.data.feeding.augmented_rows import (
     NAME,

@@ -20,8 +20,8 @@ from spotfit.data.feeding.messages import (
     send_request,
     send_slice,
 )
+from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.order import OrderSettings
-from spotfit.data.slice_tasks import SliceTask
 
 Ends = tuple[socket.socket, socket.socket]
 TASK = SliceTask(

@@ -12,8 +12,8 @@ import pytest
 from spotfit.core.errors import IntegrityError
 from spotfit.data.feeding.messages import FailureReply, SliceReply
 from spotfit.data.feeding.pool import FeederPool
+from spotfit.data.loading.slice_tasks import PendingSlice, SliceTask
 from spotfit.data.order import OrderSettings
-from spotfit.data.slice_tasks import PendingSlice, SliceTask
 from spotfit.host.system import SystemClock
 
 TIMEOUT_S = 30.0

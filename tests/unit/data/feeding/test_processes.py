@@ -15,7 +15,7 @@ from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import SliceReply
 from spotfit.data.feeding.processes import FeederProcess
-from spotfit.data.transforms import BlockFunction
+from spotfit.data.plans.transforms import BlockFunction
 from tests.unit.data.feeding.augmented_rows import Pass, dataset_of, shipped
 
 pytestmark = pytest.mark.real_time("starts processes")

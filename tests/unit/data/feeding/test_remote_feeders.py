@@ -18,7 +18,7 @@ from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.feeder_server import FeederServer
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.feeding.remote_feeders import RemoteFeeders
-from spotfit.data.slices import SliceReader
+from spotfit.data.loading.slices import SliceReader
 from spotfit.host import env
 from spotfit.host.system import SystemClock
 from spotfit.model.topology import FeederAddress

@@ -12,11 +12,11 @@ import pytest
 from spotfit.data.dataset import Dataset
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.feeding.slice_feeders import PoolSliceFeeders
-from spotfit.data.loader import RankReader, ReadOptions, ReadPosition
+from spotfit.data.loading.loader import RankReader, ReadOptions, ReadPosition
+from spotfit.data.loading.slice_tasks import SliceTask
+from spotfit.data.loading.slices import SliceReader
 from spotfit.data.order import OrderSettings
 from spotfit.data.readers import from_items
-from spotfit.data.slice_tasks import SliceTask
-from spotfit.data.slices import SliceReader
 from spotfit.host.system import SystemClock
 from tests.unit.data.feeding.augmented_rows import NAME, dataset_of
 from tests.unit.data.feeding.test_pool import RandomLink

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.data.dataset import Dataset
+from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.preprocessors.preprocessor_base import Preprocessor
 from spotfit.data.sources.tables import TableSource
-from spotfit.data.unit_manifest import UnitManifest
 
 
 def dataset(table: pa.Table | dict[str, Any], *lengths: int) -> Dataset:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.plans.transforms import RowCountChangedError
 from spotfit.data.preprocessors import BatchMapper
-from spotfit.data.transforms import RowCountChangedError
 from tests.unit.data.preprocessors.rows import dataset, rows_of
 
 

@@ -13,9 +13,9 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
 from spotfit.data.files import FileSet, PathOptions
+from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.source import Source
 from spotfit.data.sources.file_source import OpenFile
-from spotfit.data.unit_manifest import UnitManifest
 
 
 def rows_of(source: Source) -> pa.Table:

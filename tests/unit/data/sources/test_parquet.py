@@ -13,8 +13,8 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.data.file_readers import read_parquet
 from spotfit.data.files import FileSet
-from spotfit.data.partitioning import Partitioning
 from spotfit.data.source import Source
+from spotfit.data.sources.partitioning import Partitioning
 from tests.unit.data.sources.source_suite import (
     FileSourceSuite,
     read_values,

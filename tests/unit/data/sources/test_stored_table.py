@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import IntegrityError
+from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.sources.stored_table import StoredTableSource, tables_stored_in
 from spotfit.data.sources.tables import TableSource
-from spotfit.data.unit_manifest import UnitManifest
 from spotfit.store.factory import open_store
 
 LARGE = pa.table({"value": np.arange(500_000)})

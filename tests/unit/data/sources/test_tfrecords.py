@@ -15,8 +15,8 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.file_readers import read_tfrecords
 from spotfit.data.source import Source
 from spotfit.data.sources import tfrecords
+from tests.unit.data.formats.test_crc32c import crc_by_bits
 from tests.unit.data.sources.source_suite import FileSourceSuite, read_values, source_of
-from tests.unit.data.test_crc32c import crc_by_bits
 from tests.unit.data.tf_example_messages import encode_example
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.column_arrays import column_to_numpy
+from spotfit.data.formats.column_arrays import column_to_numpy
 from spotfit.data.source import Source
 from spotfit.data.sources import torch_datasets
 from spotfit.data.sources.torch_datasets import TorchSource

@@ -1,0 +1,1 @@
+"""Blocks as NumPy arrays, DataFrames, Arrow tables and tensors, and back."""

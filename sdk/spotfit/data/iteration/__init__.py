@@ -1,0 +1,1 @@
+"""Iteration over a dataset: passes, batches and positions."""

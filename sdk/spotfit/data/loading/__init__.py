@@ -1,0 +1,1 @@
+"""Loading: the rows of one rank, step by step."""

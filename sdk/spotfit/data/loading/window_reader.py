@@ -1,0 +1,143 @@
+"""Reads windows of an epoch in threads, within a limit on bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import pyarrow as pa
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.loading.lane_blocks import LaneBlock
+from spotfit.data.loading.task_pool import TaskPool
+from spotfit.data.order import EpochOrder, UnitPart, Window
+from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.source import IntArray
+
+_INITIAL_EXPANSION = 4.0
+"""Assumed size of rows in memory, relative to their encoded size, until the first are read."""
+
+
+class WindowReader:
+    """Reads windows in the threads of a pool, and counts the bytes that they hold."""
+
+    def __init__(
+        self,
+        manifest: UnitManifest,
+        order: EpochOrder,
+        *,
+        columns: Sequence[str] | None,
+        limit_bytes: int,
+        pool: TaskPool,
+    ) -> None:
+        self._manifest = manifest
+        self._order = order
+        self._limit_bytes = limit_bytes
+        self._pool = pool
+        # The units of one source have one schema.
+        self._schema = _schema_of_union(manifest, columns) if len(manifest.sources) > 1 else None
+        self._source_columns = [
+            _columns_in(source.schema(units), columns)
+            for source, units in zip(manifest.sources, manifest.source_units, strict=True)
+        ]
+        encoded_bytes = int(manifest.unit_bytes.sum())
+        self._row_bytes = _INITIAL_EXPANSION * encoded_bytes / max(order.row_count, 1)
+        self._held_bytes = 0
+        self._read: deque[tuple[LaneBlock, int]] = deque()
+        self._read_bytes = self._read_rows = 0
+
+    def locate(self, lane: int, row: int) -> LaneBlock:
+        """Return the window that contains a row of a lane, unread."""
+        window = self._order.window_at(lane, row)
+        return LaneBlock(lane, window.first, window.end, window.number, parts=window.parts)
+
+    def has_space(self, windows: Collection[LaneBlock]) -> bool:
+        """Whether these windows can be requested within the limit on bytes."""
+        self._count_read_windows()
+        rows = sum(window.rows for window in windows)
+        return not rows or self._held_bytes + rows * self._row_bytes <= self._limit_bytes
+
+    def request(self, window: LaneBlock, urgency: int) -> None:
+        """Read a window in the threads."""
+        parts = [
+            self._pool.submit(urgency, partial(self._read_part, part)) for part in window.parts
+        ]
+        window.held_bytes = int(window.rows * self._row_bytes)
+        self._held_bytes += window.held_bytes
+        window.future = self._pool.after(parts, urgency, partial(self._assemble, window))
+
+    def release(self, window: LaneBlock) -> None:
+        """Count the bytes of a window no more."""
+        self._held_bytes -= window.held_bytes
+        window.held_bytes = 0
+
+    def _count_read_windows(self) -> None:
+        """Replace estimated sizes by those of the windows that the threads have read."""
+        while self._read:
+            window, size_bytes = self._read.popleft()
+            self._read_bytes += size_bytes
+            self._read_rows += window.rows
+            self._row_bytes = self._read_bytes / self._read_rows
+            if window.held_bytes:
+                self._held_bytes += size_bytes - window.held_bytes
+                window.held_bytes = size_bytes
+
+    def _read_part(self, part: UnitPart) -> pa.Table:
+        unit, first, rows = part
+        try:
+            columns = self._source_columns[self._manifest.unit_sources[unit]]
+            table = self._manifest.read_part(unit, first, rows, columns)
+        except Exception as error:
+            error.add_note(f"while {_unit_name(self._manifest, unit)} was read")
+            raise
+        if table.num_rows != rows:
+            raise ConfigError(
+                f"{_unit_name(self._manifest, unit)} has fewer rows than when it was listed: "
+                f"{table.num_rows} instead of {rows} from row {first} on.",
+                do="Do not change files while a run reads them.",
+            )
+        return table if self._schema is None else _with_schema(table, self._schema)
+
+    def _assemble(self, block: LaneBlock, tables: list[pa.Table]) -> pa.Table:
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        window = Window(block.number, block.first, block.rows, tuple(block.parts))
+        permutation = self._order.permutation(block.lane, window)
+        if permutation is not None:
+            table = table.take(_arrow_indices(permutation))
+        self._read.append((block, table.nbytes))
+        return table
+
+
+def _schema_of_union(manifest: UnitManifest, columns: Sequence[str] | None) -> pa.Schema:
+    schema = manifest.schema
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+def _columns_in(schema: pa.Schema, columns: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the wanted columns that a source has; None, all, if it has none of them."""
+    return [name for name in columns or () if name in schema.names] or None
+
+
+def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema, with its types, and nulls for those that are missing."""
+    table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
+    return table.select(schema.names)
+
+
+def _unit_name(manifest: UnitManifest, unit: int) -> str:
+    """Return a name of a unit for messages: its number and its file."""
+    source = int(manifest.unit_sources[unit])
+    units, index = manifest.source_units[source], int(manifest.unit_indices[unit])
+    name = f"unit {index}"
+    if len(manifest.sources) > 1:
+        name += f" of source {source}"
+    if units.files:
+        file = units.files[int(units.unit_files[index])]
+        name += f" ({file.url.rstrip('/')}/{file.key})"
+    return name
+
+
+def _arrow_indices(indices: IntArray) -> pa.Array:
+    # pa.array() imports pandas if it is installed, which takes more than a second.
+    return pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)])

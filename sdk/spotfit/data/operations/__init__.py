@@ -1,0 +1,1 @@
+"""What the methods of `Dataset` do beyond transforms of rows."""

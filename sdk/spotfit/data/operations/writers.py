@@ -1,0 +1,324 @@
+"""Files that `write_*` and `materialize(url)` write, through the project's stores."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
+from spotfit.data.files import FileSet, PathOptions
+from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.tensor_storage import encode_tensors
+from spotfit.data.operations.file_encoders import Encoder, parquet_encoder
+from spotfit.data.plans.row_functions import block_rows
+from spotfit.data.plans.transforms import check_columns
+from spotfit.data.sources.file_source import FormatSource
+from spotfit.data.sources.parquet import ParquetFormat
+from spotfit.store.api import Store
+from spotfit.store.factory import open_store, with_bucket_region
+from spotfit.store.filesystem import open_filesystem_store
+
+FILE_BYTES = 128 * 2**20
+"""Decoded size of the rows of a file, unless the user sets numbers of rows."""
+_UPLOADS = 4
+"""Files that are encoded or uploaded at the same time; each is held in memory."""
+_COMPLETE_KEY = "_SUCCESS"
+"""An empty object beside files that are complete, as Spark and Hadoop write it."""
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class SaveMode(enum.StrEnum):
+    """What to do where files exist already."""
+
+    CREATE = "create"
+    """Raise `AlreadyExistsError`."""
+    APPEND = "append"
+    """Add files."""
+    OVERWRITE = "overwrite"
+    """Delete them before the new ones are written."""
+    IGNORE = "ignore"
+    """Write nothing."""
+    ERROR = "error"
+    """Raise `AlreadyExistsError`."""
+    UPSERT = "upsert"
+    """Not supported for files."""
+
+
+_ARGUMENT_FUNCTIONS = frozenset(
+    {"arrow_parquet_args_fn", "arrow_csv_args_fn", "arrow_orc_args_fn", "pandas_json_args_fn"}
+)
+"""Arguments that are functions without arguments, which return arguments of the format."""
+_IGNORED_ARGUMENTS = _ARGUMENT_FUNCTIONS | {
+    *("try_create_dir", "arrow_open_stream_args", "ray_remote_args", "concurrency", "catalog"),
+    *("min_bytes_per_file", "num_rows_per_file"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """Where and in which files rows are written. Arguments have the names and meaning of Ray's."""
+
+    filesystem: Any = None
+    filename_provider: Any = None
+    partition_cols: Sequence[str] = ()
+    min_rows_per_file: int | None = None
+    max_rows_per_file: int | None = None
+    mode: SaveMode | str = SaveMode.APPEND
+
+    @classmethod
+    def of_arguments(
+        cls, method: str, arguments: Mapping[str, Any]
+    ) -> tuple[WriteOptions, dict[str, Any]]:
+        """Return the options among the arguments of a method, and the arguments of the format.
+
+        Raises `ConfigError` for invalid values.
+        """
+        known = {name: value for name, value in arguments.items() if name in cls.__annotations__}
+        known["partition_cols"] = tuple(known.get("partition_cols") or ())
+        if (rows := arguments.get("num_rows_per_file")) is not None:  # the name before Ray 2.50
+            known["min_rows_per_file"] = known.get("min_rows_per_file") or rows
+        options = cls(**known)
+        format_arguments = {
+            name: value
+            for name, value in arguments.items()
+            if name not in known and name not in _IGNORED_ARGUMENTS
+        }
+        for name, value in arguments.items():
+            if name in _ARGUMENT_FUNCTIONS and value is not None:
+                format_arguments |= value()
+        for name in ("min_rows_per_file", "max_rows_per_file"):
+            rows = getattr(options, name)
+            if rows is not None and rows < 1:
+                raise ConfigError(f"{method}({name}={rows}) must be positive.", do="Correct it.")
+        modes = [mode.value for mode in SaveMode if mode is not SaveMode.UPSERT]
+        if getattr(options.mode, "value", options.mode) not in modes:
+            raise ConfigError(
+                f"{method}(mode={options.mode!r}) is not supported for files.",
+                do=f"Use one of {', '.join(modes)}.",
+            )
+        return options, format_arguments
+
+
+def write_files(
+    store: Store, blocks: Iterable[pa.Table], suffix: str, encode: Encoder, options: WriteOptions
+) -> list[str]:
+    """Write all rows to files in `store`, and return their keys.
+
+    A process that is killed leaves whole files only. Raises `AlreadyExistsError` by the mode.
+    """
+    if not _prepare(store, SaveMode(options.mode)):
+        return []
+    write_id, keys = uuid.uuid4().hex, []
+
+    def write(task: int, file: _File) -> str:
+        name = _file_name(options.filename_provider, write_id, task, suffix)
+        key = f"{file.folder}{name}"
+        store.put(key, encode(file.rows))
+        return key
+
+    with ThreadPoolExecutor(_UPLOADS, "spotfit-write") as executor:
+        pending: deque[Future[str]] = deque()
+        for task, file in enumerate(_cut_files(blocks, options)):
+            pending.append(executor.submit(write, task, file))
+            if len(pending) >= _UPLOADS:
+                keys.append(pending.popleft().result())
+        keys += [future.result() for future in pending]
+    return keys
+
+
+def write_rows(
+    store: Store,
+    blocks: Iterable[pa.Table],
+    suffix: str,
+    encode: Callable[[dict[str, Any]], bytes],
+    options: WriteOptions,
+) -> int:
+    """Write a file for each row, and return their number."""
+    if not _prepare(store, SaveMode(options.mode)):
+        return 0
+    write_id, count = uuid.uuid4().hex, 0
+    with ThreadPoolExecutor(_UPLOADS, "spotfit-write") as executor:
+        for task, block in enumerate(blocks):
+            rows = block_rows(block)
+            names = [
+                _row_name(options.filename_provider, write_id, task, n, row, suffix)
+                for n, row in enumerate(rows)
+            ]
+            bodies = executor.map(encode, rows)
+            for _ in executor.map(store.put, names, bodies):
+                count += 1
+    return count
+
+
+def open_folder(path: str | Path, filesystem: Any = None) -> Store:
+    """Return the store at a path or URL, or at a path of a file system of pyarrow or fsspec."""
+    if filesystem is not None:
+        return open_filesystem_store(filesystem, str(path))
+    address = str(path).removeprefix("local://")  # Ray's scheme of the client's own disk
+    return with_bucket_region(open_store(address, setting="The path of the dataset's files"))
+
+
+def _prepare(store: Store, mode: SaveMode) -> bool:
+    """Return whether to write; deletes existing objects if the mode is OVERWRITE."""
+    if mode is SaveMode.APPEND:
+        return True
+    existing = [info.key for info in store.list()]
+    if mode is SaveMode.OVERWRITE:
+        for key in existing:
+            store.delete(key)
+        return True
+    if existing and mode is not SaveMode.IGNORE:
+        raise AlreadyExistsError(
+            f"{store.url} contains {len(existing)} objects already, and mode={mode.value!r}.",
+            do='Choose another path, or mode="overwrite" or "append".',
+        )
+    return not existing
+
+
+# --- Which rows go into which file ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    folder: str
+    """'' or the directories of the partition, with a "/" at the end."""
+    rows: pa.Table
+
+
+def _cut_files(blocks: Iterable[pa.Table], options: WriteOptions) -> Iterator[_File]:
+    pending: dict[str, _PendingRows] = {}
+    for block in blocks:
+        for folder, part in _partitions(block, options.partition_cols):
+            rows = pending.setdefault(folder, _PendingRows([]))
+            rows.blocks.append(part)
+            yield from (_File(folder, table) for table in rows.cut(options, is_last=False))
+    for folder, rows in pending.items():
+        yield from (_File(folder, table) for table in rows.cut(options, is_last=True))
+
+
+@dataclass
+class _PendingRows:
+    """Rows for the next file of a partition."""
+
+    blocks: list[pa.Table]
+
+    def cut(self, options: WriteOptions, *, is_last: bool) -> Iterator[pa.Table]:
+        """Yield the rows of complete files, or of all if `is_last`; keep the others."""
+        count = sum(block.num_rows for block in self.blocks)
+        size = sum(block.nbytes for block in self.blocks)
+        largest, smallest = options.max_rows_per_file, options.min_rows_per_file
+        is_complete = size >= FILE_BYTES if smallest is None else count >= smallest
+        if not count or not (is_last or is_complete or (largest and count >= largest)):
+            return
+        rows = concat_blocks(self.blocks)
+        length = largest or count
+        whole = count if is_last else max(count - count % length, min(count, length))
+        yield from (rows.slice(first, length) for first in range(0, whole, length))
+        self.blocks = [rows.slice(whole)] if whole < count else []
+
+
+def _partitions(block: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each partition without its columns, and its directories, as in Hive."""
+    if not columns:
+        yield "", block
+        return
+    check_columns("write_parquet(partition_cols=...)", columns, block.column_names)
+    folders = [
+        "".join(_directory(name, row[name]) for name in columns)
+        for row in block.select(list(columns)).to_pylist()
+    ]
+    names = pa.array(folders)
+    rest = block.drop_columns(list(columns))
+    for folder in dict.fromkeys(folders):
+        yield folder, rest.filter(pc.equal(names, folder))
+
+
+def _directory(column: str, value: Any) -> str:
+    return f"{column}={_NULL_PARTITION if value is None else quote(str(value), safe=' ')}/"
+
+
+def _file_name(provider: Any, write_id: str, task: int, suffix: str) -> str:
+    if provider is None:
+        return f"{write_id}_{task:06d}.{suffix}"
+    name: str = provider.get_filename_for_task(write_id, task)
+    return name
+
+
+def _row_name(
+    provider: Any, write_id: str, task: int, number: int, row: dict[str, Any], suffix: str
+) -> str:
+    if provider is None:
+        return f"{write_id}_{task:06d}_{number:06d}.{suffix}"
+    name: str = provider.get_filename_for_row(row, write_id, task, 0, number)
+    return name
+
+
+# --- Files that spotfit reads again ---------------------------------------------------------------
+
+
+def materialize(
+    folder: Store,
+    blocks: Iterable[pa.Table],
+    schema: pa.Schema,
+    row_group_bytes: int,
+) -> FormatSource:
+    """Write rows to Parquet files for fast reading, and return the source of these files.
+
+    If an earlier call has written all files of this folder, nothing is written. Tensors are stored
+    as bytes, see `tensor_storage`.
+    """
+    if not any(info.key == _COMPLETE_KEY for info in folder.list()):
+        encode = parquet_encoder(row_group_bytes)
+        write_options = WriteOptions(mode=SaveMode.OVERWRITE)
+        encoded = (encode_tensors(block) for block in blocks)
+        if not write_files(folder, encoded, "parquet", encode, write_options):
+            folder.put("empty.parquet", encode(encode_tensors(schema.empty_table())))
+        folder.put(_COMPLETE_KEY, b"")
+    options = PathOptions(format_extensions=("parquet",))
+    return FormatSource(FileSet.of_paths([folder.url], options, None), ParquetFormat())
+
+
+# --- Other libraries ------------------------------------------------------------------------------
+
+
+def export_to(
+    library: Any, reader: str, path: str | Path | None, blocks: Iterable[pa.Table]
+) -> Any:
+    """Write Parquet files below `path`, and return what another library reads from there.
+
+    `library` is the name of a module, or an object, with the function `reader`. Raises
+    `ConfigError` without a path, and `MissingExtraError` if the module is not installed.
+    """
+    if path is None:
+        raise ConfigError(
+            "Another library reads a dataset from files, and no place for them was given.",
+            do="Pass path= with the URL of a folder, such as to_dask(path='s3://bucket/folder').",
+        )
+    if isinstance(library, str):
+        library = _import_library(library)
+    options = WriteOptions(mode=SaveMode.CREATE)
+    write_files(open_folder(path), blocks, "parquet", parquet_encoder(), options)
+    return getattr(library, reader)(str(path))
+
+
+def _import_library(module: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(
+            f"to_{package}() needs {missing.name!r}, which is not installed.",
+            do=f"Run `pip install {package}` in the environment of this script.",
+            module=missing.name,
+        ) from missing

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pytest
+
+from spotfit.core.errors import ConfigError
+from spotfit.data.loading.task_pool import TaskPool
+from spotfit.data.loading.window_reader import WindowReader
+from spotfit.data.order import EpochOrder, OrderSettings
+from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.source import SourceUnits
+from spotfit.data.sources.tables import TableSource
+from tests.unit.data.counting_source import CountingSource, ids_of
+
+ROW_BYTES = 16  # of a CountingSource, in memory as encoded
+
+
+@pytest.fixture
+def pool() -> Iterator[TaskPool]:
+    pool = TaskPool(2, "test-windows")
+    yield pool
+    pool.close()
+
+
+def reader_of(
+    manifest: UnitManifest,
+    pool: TaskPool,
+    *,
+    settings: OrderSettings = OrderSettings(),  # noqa: B008 - immutable
+    columns: Sequence[str] | None = None,
+    limit_rows: int = 1_000_000,
+) -> WindowReader:
+    order = EpochOrder(manifest.unit_rows, settings, 0)
+    return WindowReader(
+        manifest, order, columns=columns, limit_bytes=limit_rows * ROW_BYTES, pool=pool
+    )
+
+
+def test_a_window_has_the_permuted_rows_of_its_parts(pool: TaskPool) -> None:
+    manifest = CountingSource([10] * 8).dataset.manifest
+    settings = OrderSettings(3, 1, 40, "rows")
+    reader = reader_of(manifest, pool, settings=settings)
+    order = EpochOrder(manifest.unit_rows, settings, 0)
+    window = reader.locate(0, 50)
+    reader.request(window, 0)
+    units, rows = order.rows_at(range(window.first, window.end))
+
+    assert window.rows == 40
+    assert ids_of(window.table()) == (units * 10 + rows).tolist()
+
+
+def test_space_is_estimated_until_windows_are_read(pool: TaskPool) -> None:
+    reader = reader_of(CountingSource([10] * 8).dataset.manifest, pool, limit_rows=45)
+    windows = [reader.locate(0, 10 * number) for number in range(8)]
+
+    # Before anything is read, rows are assumed to have four times their encoded size.
+    assert reader.has_space(windows[:1])
+    assert not reader.has_space(windows[:2])
+    reader.request(windows[0], 0)
+    windows[0].table()
+    assert reader.has_space(windows[1:4])
+    assert not reader.has_space(windows[1:5])
+
+
+def test_a_released_window_leaves_its_space_to_others(pool: TaskPool) -> None:
+    reader = reader_of(CountingSource([10] * 8).dataset.manifest, pool, limit_rows=30)
+    windows = [reader.locate(0, 10 * number) for number in range(8)]
+    for window in windows[:3]:
+        reader.request(window, 0)
+        window.table()
+
+    assert not reader.has_space(windows[3:4])
+    reader.release(windows[0])
+    assert reader.has_space(windows[3:4])
+    assert not reader.has_space(windows[3:5])
+
+
+def test_an_error_names_the_unit_and_its_file(pool: TaskPool) -> None:
+    def fail(unit: int) -> None:
+        raise OSError(f"disk of unit {unit}")
+
+    reader = reader_of(CountingSource([10] * 8, fail).dataset.manifest, pool)
+    window = reader.locate(0, 30)
+    reader.request(window, 0)
+
+    with pytest.raises(OSError, match="disk of unit 3") as caught:
+        window.table()
+    assert caught.value.__notes__ == ["while unit 3 (memory://rows/3.table) was read"]
+
+
+class ShorterSource(CountingSource):
+    def read_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        return super().read_unit(units, unit, columns).slice(0, 7)
+
+
+def test_missing_rows_are_an_error(pool: TaskPool) -> None:
+    reader = reader_of(ShorterSource([10] * 8).dataset.manifest, pool)
+    window = reader.locate(0, 30)
+    reader.request(window, 0)
+
+    with pytest.raises(ConfigError, match=r"3\.table\) has fewer rows .* 7 instead of 10"):
+        window.table()
+
+
+def test_parts_of_different_sources_have_one_schema(pool: TaskPool) -> None:
+    tables = [
+        pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]}),
+        pa.table({"a": pa.array([3, 4], pa.int64())}),
+    ]
+    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
+    reader = reader_of(manifest, pool, columns=["b", "a"])
+    windows = [reader.locate(0, row) for row in (0, 2)]
+    for window in windows:
+        reader.request(window, 0)
+
+    assert windows[0].table().schema == windows[1].table().schema
+    assert windows[1].table().to_pydict() == {"b": [None, None], "a": [3, 4]}
