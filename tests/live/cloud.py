@@ -19,6 +19,7 @@ from spotfit.host import env
 from spotfit.ledger.journal import Journal
 from spotfit.model.events import JournalEntry, JournalEvent, RoundClosed, RoundOpened
 from spotfit.model.view import JournalView
+from spotfit.policy import capacity
 from spotfit.store.factory import open_store
 from spotfit_localsim.live.preemption import Reclaimer
 from spotfit_provisioners.local import machine_pool
@@ -29,6 +30,8 @@ from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 TIMEOUT_S = 60.0
 """Timeout of waits, for a loaded machine."""
 _POLL_INTERVAL_S = 0.02
+# Machines that hang are released after `SELF_EXIT_TIMEOUT_S`.
+_RELEASE_TIMEOUT_S = 2 * capacity.SELF_EXIT_TIMEOUT_S
 
 ResultT = TypeVar("ResultT")
 
@@ -216,7 +219,7 @@ class LiveTestCloud:
                 if self.view(run.parents[1].name).is_active:
                     spotfit.attach(run.parents[1]).cancel()
         try:
-            eventually(lambda: not self._busy_nodes(), within_s=10.0)
+            eventually(lambda: not self._busy_nodes(), within_s=_RELEASE_TIMEOUT_S)
         except AssertionError as error:
             busy = [f"{node.path}: {node.status()}" for node in self._busy_nodes()]
             self._remove_groups()
@@ -230,6 +233,8 @@ class LiveTestCloud:
             group.remove()
 
     def _busy_nodes(self) -> list[LocalNode]:
+        # A node that was killed while the others of its group were released.
+        self.root.collect_garbage()
         return [node for group in self.root.groups() for node in group.nodes()]
 
 
