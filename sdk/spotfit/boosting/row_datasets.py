@@ -24,7 +24,7 @@ def check_datasets(trainer: str, datasets: Any, label_column: Any) -> dict[str, 
 
     Each is a DataFrame, a `spotfit.data.Dataset`, or a function that returns one of them. Called
     before machines are requested: functions are not called, and columns of the others are checked.
-     Raises `ConfigError` or `ConfigTypeError`; `trainer` is the class for messages.
+    Raises `ConfigError` or `ConfigTypeError`; `trainer` is the class for messages.
     """
     if not isinstance(datasets, Mapping) or TRAIN not in datasets:
         raise ConfigError(

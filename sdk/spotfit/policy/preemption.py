@@ -389,8 +389,7 @@ def replace_working_nodes(
     more. The end comes directly after a commit, so that no step is lost, with the cause RESIZE;
     before that a `Wait`, unless the next round has more workers and `idle_machines` does not wait.
     Returns None if no assigned machine is to be replaced, or if not enough other machines are
-    ready. `now` is the leader's `Clock.now()` in seconds. Called by the
-    scheduler.
+    ready. `now` is the leader's `Clock.now()` in seconds. Called by the scheduler.
     """
     last = [
         one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)
