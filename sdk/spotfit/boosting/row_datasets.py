@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
+from spotfit.core.lazy_names import is_loaded_instance
 
 TRAIN = "train"
 
@@ -57,9 +57,7 @@ def is_table(value: Any) -> bool:
 
 
 def _is_dataset(value: Any) -> bool:
-    # A dataset has imported its module.
-    module = sys.modules.get("spotfit.data.dataset")
-    return module is not None and isinstance(value, module.Dataset)
+    return is_loaded_instance(value, "spotfit.data.dataset", "Dataset")
 
 
 def load_table(dataset: Any, name: str, label_column: str) -> Table:
