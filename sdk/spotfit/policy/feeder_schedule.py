@@ -11,9 +11,9 @@ maximum, their number follows the share of time for which workers wait for rows:
     not measured for a minute    | unchanged, at least the minimum
 
 The measurement begins again with every change of the machines. Each release doubles the time until
-the next one, because the workers may wait again without the machine. A lost machine, or one with a
-preemption notice, is replaced. Feeders hold no state, so nothing has to be saved before their
-release (docs/decisions/0077).
+the next one, because the workers may wait again without the machine. A lost machine, also one whose
+environment could not be set up, or one with a preemption notice is replaced. Feeders hold no state,
+so nothing has to be saved before their release (docs/decisions/0077).
 """
 
 from __future__ import annotations

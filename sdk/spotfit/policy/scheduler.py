@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -27,12 +28,13 @@ from spotfit.model.events import (
     FitEnded,
     GroupsReleased,
     MachinesObserved,
+    NodeLost,
     PreemptionNoticed,
     RankFailure,
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.group import NodeState, find_node_status
+from spotfit.model.group import NodeState, Role, find_node_status
 from spotfit.model.leader_state import (
     Failing,
     LeaderState,
@@ -239,6 +241,21 @@ def _record_notices_and_commits(
 def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     for lost in capacity.find_lost_nodes(view, state, now):
         yield AppendEvent(lost)
+
+
+def _record_unusable_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """The loss of each machine for validations or feeders that cannot set up the environment.
+
+    It names no agent, like that of a machine lost while booting, and delays the next request like a
+    refused machine. Such a machine of workers ends the fit.
+    """
+    roles: tuple[Role, ...] = ("validate", "feed")
+    for status in chain.from_iterable(capacity.usable_members(view, state, one) for one in roles):
+        if status.node_failure is not None:
+            lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
+            reason = f"its environment could not be set up: {lines[-1]}"
+            token, node = status.member.token, status.member.node
+            yield AppendEvent(NodeLost(token=token, node=node, agent=None, reason=reason))
 
 
 def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -667,7 +684,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _choose_machines,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.
     _replace_lost_nodes,
-    validation_schedule.remove_unusable_validators,
+    _record_unusable_nodes,
     validation_schedule.request_validator,
     # Before _open_round: a leader that leaves must not open a round.
     _hand_over_leadership,

@@ -23,7 +23,6 @@ from spotfit.model.events import (
     CheckpointCommitted,
     FitEnded,
     LeaderElected,
-    NodeLost,
     TrainingEnded,
     ValidationEnded,
     ValidationStarted,
@@ -156,25 +155,6 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
             reason="on a dedicated machine" if is_dedicated else "beside the workers",
         )
     )
-
-
-def remove_unusable_validators(
-    view: View, state: LeaderState, now: float
-) -> Iterator[LeaderAction]:
-    """Yield a `NodeLost` entry for each validation machine that cannot set up the environment.
-
-    The entry names no agent, like that of a machine lost while booting, and delays the next request
-    like a refused machine. A rule of `scheduler.next_action`.
-    """
-    for status in capacity.usable_members(view, state, "validate"):
-        if status.node_failure is not None:
-            lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
-            reason = f"its environment could not be set up: {lines[-1]}"
-            yield AppendEvent(
-                NodeLost(
-                    token=status.member.token, node=status.member.node, agent=None, reason=reason
-                )
-            )
 
 
 def request_validator(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
