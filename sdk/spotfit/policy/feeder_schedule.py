@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.ids import Token
 from spotfit.core.units import format_count
 from spotfit.model.leader_state import LeaderState, NoRound
@@ -67,7 +68,9 @@ def feeder_count(view: View, state: LeaderState) -> FeederCount:
     is_starting = staying > len(feeder_addresses(view, state))
     if share > _MIN_WAIT_SHARE_TO_GROW and not is_starting and staying < spec.max_nodes:
         return FeederCount(least + 1, reason)
-    shrink_s = min(_SHRINK_S * 2.0 ** min(view.feeder_releases, 10), _MAX_SHRINK_S)
+    shrink_s = exponential_backoff_s(
+        view.feeder_releases, shortest_s=_SHRINK_S, longest_s=_MAX_SHRINK_S
+    )
     is_settled = state.data_wait_measured_s >= shrink_s
     if share < _MAX_WAIT_SHARE_TO_SHRINK and is_settled and staying > spec.min_nodes:
         return FeederCount(least - 1, reason)
@@ -98,8 +101,9 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
         return
     request_at = float("-inf")
     if state.feeder_refused_at is not None and view.feeder_refusals > 0:
-        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.feeder_refusals - 1, 10)
-        request_at = state.feeder_refused_at + min(_MAX_BACKOFF_S, backoff_s)
+        request_at = state.feeder_refused_at + exponential_backoff_s(
+            view.feeder_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
+        )
     if now < request_at:
         yield Wait(request_at, f"a machine for feeders was refused {view.feeder_refusals} times")
     else:

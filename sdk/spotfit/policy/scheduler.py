@@ -18,6 +18,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.core.units import format_count
@@ -72,13 +73,13 @@ from spotfit.policy.actions import (
     Wait,
 )
 from spotfit.policy.capacity import (
-    next_request_at,
     pending_slots,
     round_members,
     staying_members,
     usable_members,
 )
 from spotfit.policy.recovery import plan_memory_recovery
+from spotfit.policy.request_backoff import next_request_at, offer_request_due_s
 from spotfit.policy.retry_budget import fit_ended_by_budget
 from spotfit.policy.secondary_errors import are_all_secondary
 
@@ -297,7 +298,7 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
         is_over = True
     if missing <= 0 or is_over or view.final_refusal is not None:
         return
-    request_at = capacity.next_request_at(view, state)
+    request_at = next_request_at(view, state)
     if now < request_at:
         yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
@@ -312,7 +313,7 @@ def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterat
     by_name = {offer.name: offer for offer in offer_prices.current_offers(view)}
     for name, missing in capacity.missing_by_offer(view, state):
         # A new leader pauses as well: the time of the refusal is in the journal.
-        pause_s = capacity.offer_request_due_s(view, name) - state.elapsed_s
+        pause_s = offer_request_due_s(view, name) - state.elapsed_s
         if pause_s > 0:
             refusals = view.market.record_of(name).refusals
             yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
@@ -726,8 +727,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     `RoundOpened`.
     """
     failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
-    # The exponent is limited so that 2.0**failures cannot overflow.
-    backoff_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+    backoff_s = exponential_backoff_s(failures, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S)
     backoff_ends_at = state.phase.since + backoff_s
     if failures > 0 and now < backoff_ends_at:
         reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"

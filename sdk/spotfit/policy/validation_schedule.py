@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.ids import Token
 from spotfit.model.events import (
     CheckpointCommitted,
@@ -171,8 +172,9 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
     request_at = float("-inf")
     if state.validator_refused_at is not None and view.validator_refusals > 0:
         limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
-        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
-        request_at = state.validator_refused_at + min(limit_s, backoff_s)
+        request_at = state.validator_refused_at + exponential_backoff_s(
+            view.validator_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=limit_s
+        )
     if now < request_at:
         reason = f"validation machine refused {view.validator_refusals} times"
         yield Wait(request_at, reason)
@@ -346,9 +348,10 @@ def _retry_backoff_s(view: View, state: LeaderState) -> float:
     """No pause before the first retry, and after a node was lost; otherwise exponential backoff."""
     if not _is_attempt_lost(view, state) or view.current_validation_tries < 2:
         return 0.0
-    return min(
-        _MAX_BACKOFF_AFTER_TRAINING_S,
-        _MIN_BACKOFF_S * 2.0 ** min(view.current_validation_tries, 10),
+    return exponential_backoff_s(
+        view.current_validation_tries,
+        shortest_s=_MIN_BACKOFF_S,
+        longest_s=_MAX_BACKOFF_AFTER_TRAINING_S,
     )
 
 

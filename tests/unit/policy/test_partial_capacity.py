@@ -22,8 +22,9 @@ from spotfit.model.group import GroupHandle, GroupPlan, GroupStatus, NodeState, 
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.view import View
 from spotfit.policy.actions import AppendEvent, RequestMachines, Wait
-from spotfit.policy.capacity import find_lost_nodes, next_request_at
+from spotfit.policy.capacity import find_lost_nodes
 from spotfit.policy.partial_capacity import partial_capacity_loss, waiting_reason_change
+from spotfit.policy.request_backoff import next_request_at
 from spotfit.policy.scheduler import next_action
 from spotfit.testing.builders import (
     TOKEN,
