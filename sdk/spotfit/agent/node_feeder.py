@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from spotfit.agent.ports import AgentTransport, FeederNode
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.ids import Token
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
@@ -43,8 +44,10 @@ class NodeFeeder:
             if self._feeder_node.is_running:
                 self._feeder_node.stop()
         elif not self._feeder_node.is_running and now >= self._start_at:
-            pause_s = min(_MIN_PAUSE_S * 2.0 ** min(self._starts, 10), _MAX_PAUSE_S)
-            self._starts, self._start_at = self._starts + 1, now + pause_s
+            self._start_at = now + exponential_backoff_s(
+                self._starts, shortest_s=_MIN_PAUSE_S, longest_s=_MAX_PAUSE_S
+            )
+            self._starts += 1
             self._feeder_node.start(view.spec)
 
     def send_report(self, *, is_reconnected: bool) -> None:
