@@ -120,6 +120,17 @@ def staying_members(view: View, state: LeaderState) -> list[MemberStatus]:
     ]
 
 
+def staying_nodes(view: View, state: LeaderState, role: Role) -> list[tuple[Token, int]]:
+    """Return the machines of that role, running or requested, without a preemption notice."""
+    return [
+        (token, node)
+        for token, group in view.groups.items()
+        if group.role == role
+        for node in group.active_nodes
+        if state.last_agent_by_node.get((token, node)) not in view.notices
+    ]
+
+
 def chosen_members(view: View, state: LeaderState) -> list[MemberStatus]:
     """Return the `staying_members` that the next round is to have, as far as they are connected.
 

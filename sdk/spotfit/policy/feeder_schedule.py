@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from spotfit.core.backoff import exponential_backoff_s
-from spotfit.core.ids import Token
 from spotfit.core.units import format_count
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.topology import FeederAddress
@@ -59,7 +58,7 @@ def feeder_count(view: View, state: LeaderState) -> FeederCount:
         return FeederCount(0, "the run has no feeders")
     if _is_training_over(view):
         return FeederCount(0, "the training has ended")
-    staying = len(_staying_nodes(view, state))
+    staying = len(capacity.staying_nodes(view, state, "feed"))
     least = min(max(staying, spec.min_nodes), spec.max_nodes)
     share = state.data_wait_share
     if view.round is None or share is None:
@@ -97,7 +96,7 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     if view.spec.feeders is None or view.round is None:
         return
     wanted, reason = feeder_count(view, state)
-    if wanted <= len(_staying_nodes(view, state)):
+    if wanted <= len(capacity.staying_nodes(view, state, "feed")):
         return
     request_at = float("-inf")
     if state.feeder_refused_at is not None and view.feeder_refusals > 0:
@@ -117,41 +116,26 @@ def release_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     changed to another network. `now` is the leader's `Clock.now()` in seconds. A rule of
     `scheduler.next_action`; excludes the leader's own machine.
     """
-    groups = [
+    own = state.members.get(state.agent_id)
+    candidates = [
         token
         for token, group in view.groups.items()
         if group.role == "feed" and group.handle is not None and group.active_nodes
+        if own is None or token != own.member.token
     ]
-    own = state.members.get(state.agent_id)
-    released = [one for one in groups if own is None or one != own.member.token]
-    if not released or state.is_headless:
+    if not candidates or state.is_headless:
         return
     idle_until = state.phase.since + _IDLE_TIMEOUT_S if isinstance(state.phase, NoRound) else None
     is_idle = view.round is None and idle_until is not None and now >= idle_until
-    left = [one for one in released if view.stands_by(one)]
-    surplus = len(_staying_nodes(view, state)) - feeder_count(view, state).nodes
+    left = [one for one in candidates if view.stands_by(one)]
+    surplus = len(capacity.staying_nodes(view, state, "feed")) - feeder_count(view, state).nodes
     if left or is_idle:
-        tokens = left or released
+        tokens = left or candidates
         yield ReleaseGroups(tokens[0], tuple(tokens[1:]))
     elif surplus > 0:
-        yield ReleaseGroups(_newest(view, released))
+        yield ReleaseGroups(max(candidates, key=lambda one: view.groups[one].planned_slot))
     elif view.round is None and idle_until is not None:
         yield Wait(idle_until, "no round is open, so feeders have nothing to do")
-
-
-def _newest(view: View, tokens: list[Token]) -> Token:
-    return max(tokens, key=lambda token: view.groups[token].planned_slot)
-
-
-def _staying_nodes(view: View, state: LeaderState) -> list[tuple[Token, int]]:
-    """The machines for feeders, running or requested, without a preemption notice."""
-    return [
-        (token, node)
-        for token, group in view.groups.items()
-        if group.role == "feed"
-        for node in group.active_nodes
-        if state.last_agent_by_node.get((token, node)) not in view.notices
-    ]
 
 
 def _is_training_over(view: View) -> bool:

@@ -165,7 +165,11 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
     in seconds. A rule of `scheduler.next_action`.
     """
     pending = pending_validations(view)
-    if not pending or _has_validator_machine(view, state) or _no_validator_available(view):
+    if (
+        not pending
+        or capacity.staying_nodes(view, state, "validate")
+        or _no_validator_available(view)
+    ):
         return
     if not _wants_machine(view, state):
         return
@@ -275,7 +279,7 @@ def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatu
             view.pending_fit_end is not None
             or view.validator_refusals > 0
             or _no_validator_available(view)
-            or not (_has_validator_machine(view, state) or _wants_machine(view, state))
+            or not (capacity.staying_nodes(view, state, "validate") or _wants_machine(view, state))
             or now >= _wait_ends_at(view, state)
         )
     return min(
@@ -315,16 +319,6 @@ def _has_candidate(view: View, state: LeaderState) -> bool:
     if capacity.usable_members(view, state, "validate"):
         return True
     return _own_machine(view) is not True and bool(capacity.usable_members(view, state))
-
-
-def _has_validator_machine(view: View, state: LeaderState) -> bool:
-    """Whether a dedicated machine without a preemption notice is running or pending."""
-    return any(
-        state.last_agent_by_node.get((token, node)) not in view.notices
-        for token, group in view.groups.items()
-        if group.role == "validate"
-        for node in group.active_nodes
-    )
 
 
 def _is_lost(view: View, state: LeaderState) -> bool:
