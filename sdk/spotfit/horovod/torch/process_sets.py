@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from spotfit.host import env
 class ProcessSet:
     """Ranks that run collectives among themselves. Pass it to `init` or `add_process_set`."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         """`ranks` are those among all processes; they are sorted.
 
-        Raises `ConfigError` for ranks that are not integers, such as an MPI communicator.
+        Raises `ConfigError` for what is no list of integers, such as an MPI communicator.
         """
-        if not isinstance(ranks, Iterable) or not all(isinstance(rank, int) for rank in ranks):
+        if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
             raise ConfigError(
                 f"ProcessSet({ranks!r}): process sets are lists of ranks; there is no MPI.",
                 do="Pass the ranks as integers, such as ProcessSet([0, 1]).",

@@ -123,9 +123,10 @@ def test_an_impossible_process_set_is_rejected(set_of_ranks: list[int]) -> None:
         hvd.add_process_set(set_of_ranks)
 
 
-def test_a_process_set_of_a_communicator_is_rejected() -> None:
+@pytest.mark.parametrize("communicator", [object(), ["comm"], iter([0])])
+def test_a_process_set_of_anything_but_a_list_of_ranks_is_rejected(communicator: Any) -> None:
     with pytest.raises(ConfigError, match="no MPI"):
-        hvd.ProcessSet(object())  # type: ignore[arg-type]  # the mistake
+        hvd.ProcessSet(communicator)
 
 
 @pytest.mark.usefixtures("no_launcher")
