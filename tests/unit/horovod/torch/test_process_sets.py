@@ -1,4 +1,4 @@
-"""Ranks, process sets and what the build has."""
+"""Ranks and process sets."""
 
 from __future__ import annotations
 
@@ -134,19 +134,3 @@ def test_the_set_of_all_ranks_cannot_be_removed() -> None:
     hvd.init()
     assert not hvd.remove_process_set(hvd.global_process_set)
     assert hvd.global_process_set.size() == 1
-
-
-def test_the_build_has_what_torch_has() -> None:
-    assert hvd.gloo_built() == hvd.gloo_enabled() == dist.is_gloo_available()
-    assert bool(hvd.nccl_built()) == dist.is_nccl_available()
-    assert not hvd.mpi_built()
-    assert not hvd.mpi_enabled()
-    assert not hvd.mpi_threads_supported()
-    assert not hvd.ddl_built()
-    assert not hvd.ccl_built()
-
-
-def test_a_timeline_is_rejected_with_an_alternative() -> None:
-    with pytest.raises(ConfigError, match=r"torch.profiler"):
-        hvd.start_timeline("timeline.json")
-    hvd.stop_timeline()
