@@ -37,6 +37,7 @@ from spotfit.model.group import (
     GroupStatus,
     NodeState,
     NodeStatus,
+    Role,
     Unreachable,
     find_node_status,
 )
@@ -119,9 +120,7 @@ class Reconciler:
         self.status_as_of: dict[Token, float] = {}
         self.granted_at: dict[tuple[Token, int], float] = {}
         self.reported_running: frozenset[tuple[Token, int]] = frozenset()
-        self.refused_at: float | None = None
-        self.validator_refused_at: float | None = None
-        self.feeder_refused_at: float | None = None
+        self.refused_at: dict[Role, float] = {}
         # Cancelled at the backend, but not recorded yet: one entry records all of one release.
         self._cancelled_groups: set[Token] = set()
         self.is_idle = False
@@ -392,13 +391,7 @@ class Reconciler:
             )
 
     def _record_refusal(self, token: Token, now: float) -> None:
-        match self._journal_writer.view.groups[token].role:
-            case "validate":
-                self.validator_refused_at = now
-            case "feed":
-                self.feeder_refused_at = now
-            case "train":
-                self.refused_at = now
+        self.refused_at[self._journal_writer.view.groups[token].role] = now
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec

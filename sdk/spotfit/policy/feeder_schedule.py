@@ -99,8 +99,8 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     if wanted <= len(capacity.staying_nodes(view, state, "feed")):
         return
     request_at = float("-inf")
-    if state.feeder_refused_at is not None and view.feeder_refusals > 0:
-        request_at = state.feeder_refused_at + exponential_backoff_s(
+    if "feed" in state.refused_at and view.feeder_refusals > 0:
+        request_at = state.refused_at["feed"] + exponential_backoff_s(
             view.feeder_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
         )
     if now < request_at:

@@ -45,19 +45,20 @@ def next_request_at(view: View, state: LeaderState) -> float:
     # Few failed starts end the run, so that their pauses need not grow with the number of machines.
     boot_failures = view.failed_starts or view.boot_failures
     failures = max(view.refusals, boot_failures)
+    refused_at = state.refused_at.get("train")
     if view.is_capacity_released:
         has_machines = any(group.active_nodes for group in view.groups.values())
-        if state.is_headless and state.refused_at is None and not has_machines:
+        if state.is_headless and refused_at is None and not has_machines:
             return float("-inf")
-        refused_at = state.leading_since if state.refused_at is None else state.refused_at
+        refused_at = state.leading_since if refused_at is None else refused_at
         shortest_s = view.spec.timing.partial_capacity_pause_s
         pause_s = exponential_backoff_s(
             view.partial_releases - 1, shortest_s=shortest_s, longest_s=_MAX_RELEASE_PAUSE_S
         )
         return refused_at + pause_s * (0.5 + release_jitter(view))
-    if state.refused_at is None or failures == 0:
+    if refused_at is None or failures == 0:
         return float("-inf")
-    return state.refused_at + exponential_backoff_s(
+    return refused_at + exponential_backoff_s(
         failures, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
     )
 

@@ -174,9 +174,9 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
     if not _wants_machine(view, state):
         return
     request_at = float("-inf")
-    if state.validator_refused_at is not None and view.validator_refusals > 0:
+    if "validate" in state.refused_at and view.validator_refusals > 0:
         limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
-        request_at = state.validator_refused_at + exponential_backoff_s(
+        request_at = state.refused_at["validate"] + exponential_backoff_s(
             view.validator_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=limit_s
         )
     if now < request_at:

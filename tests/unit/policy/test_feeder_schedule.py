@@ -211,7 +211,7 @@ def test_refused_machines_are_requested_after_a_growing_pause(
     refusals: int, pause_s: float
 ) -> None:
     view = a_run((1, 1), feeder_refusals=refusals)
-    state = observed(None, feeder_refused_at=NOW)
+    state = observed(None, refused_at={"feed": NOW})
     assert isinstance(action_of(view, state, NOW + pause_s - 0.1), Wait)
     assert isinstance(action_of(view, state, NOW + pause_s), RequestMachines)
 

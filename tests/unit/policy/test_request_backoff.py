@@ -15,21 +15,28 @@ NOW = 1000.0
     ("refusals", "wait_s"), [(1, 1.0), (2, 2.0), (5, 16.0), (7, 60.0), (5000, 60.0)]
 )
 def test_requests_back_off_after_refusals(refusals: int, wait_s: float) -> None:
-    request = next_request_at(a_view(refusals=refusals), a_leader_state(refused_at=100.0))
+    request = next_request_at(
+        a_view(refusals=refusals), a_leader_state(refused_at={"train": 100.0})
+    )
     assert request == 100.0 + wait_s
 
 
 def test_requests_back_off_after_boot_failures() -> None:
-    assert next_request_at(a_view(boot_failures=3), a_leader_state(refused_at=100.0)) == 104.0
+    assert (
+        next_request_at(a_view(boot_failures=3), a_leader_state(refused_at={"train": 100.0}))
+        == 104.0
+    )
 
 
 def test_without_refusals_the_next_request_is_immediate() -> None:
-    assert next_request_at(a_view(refusals=3), a_leader_state(refused_at=None)) == float("-inf")
-    assert next_request_at(a_view(refusals=0), a_leader_state(refused_at=NOW)) == float("-inf")
+    assert next_request_at(a_view(refusals=3), a_leader_state(refused_at={})) == float("-inf")
+    assert next_request_at(a_view(refusals=0), a_leader_state(refused_at={"train": NOW})) == float(
+        "-inf"
+    )
 
 
 def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:
-    state = a_leader_state(members={}, refused_at=NOW)
+    state = a_leader_state(members={}, refused_at={"train": NOW})
     assert next_request_at(a_view(boot_failures=16, failed_starts=2), state) == NOW + 2.0
 
 
