@@ -316,7 +316,10 @@ def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterat
         pause_s = offer_request_due_s(view, name) - state.elapsed_s
         if pause_s > 0:
             refusals = view.market.record_of(name).refusals
-            yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
+            reason = f"{name} was refused {refusals} times: {view.last_refusal}"
+            if not refusals:
+                reason = f"machines of the network of {name} could train nothing"
+            yield Wait(now + pause_s, reason)
         else:
             reason = f"{missing} of {view.spec.max_workers} workers need a machine of {name}"
             workers = capacity.workers_to_request_of(view, state, name, missing)
