@@ -37,7 +37,7 @@ PSS_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SideRun:
     """One run of a side. `reading` is what it printed; {} if it failed."""
 
     side: str
@@ -59,7 +59,7 @@ class Reading:
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(side: str, name: str) -> Reading:
+def run(side: str, name: str) -> SideRun:
     """Read a data set once with one side."""
     folder = create_set(name)
     program = str(peers.SIDES / f"data_{side}.py")
@@ -87,7 +87,7 @@ def run(side: str, name: str) -> Reading:
     lines = [line for line in process.stdout.splitlines() if line.startswith('{"rows"')]
     reading = json.loads(lines[-1]) if lines and not process.returncode else {}
     tail = "" if reading else process.stdout[-2_000:]
-    return Reading(side, reading, memory.peak_bytes, tree.processes, tail)
+    return SideRun(side, reading, memory.peak_bytes, tree.processes, tail)
 
 
 def create_set(name: str) -> Path:
@@ -154,7 +154,7 @@ def compare(name: str, peer: str, pairs: int) -> dict[str, Any]:
     }
 
 
-def _ratios(pairs: list[tuple[Reading, Reading]]) -> dict[str, Any]:
+def _ratios(pairs: list[tuple[SideRun, SideRun]]) -> dict[str, Any]:
     def compared(of: Any, *, more_is_better: bool) -> dict[str, float]:
         verdict = ratios.verdict(
             [
@@ -176,7 +176,7 @@ def _ratios(pairs: list[tuple[Reading, Reading]]) -> dict[str, Any]:
     }
 
 
-def _run_and_print(side: str, name: str) -> Reading:
+def _run_and_print(side: str, name: str) -> SideRun:
     found = run(side, name)
     if not found.reading:
         print(f"  {side:<12} FAILED: {found.tail[-600:]}", flush=True)

@@ -27,8 +27,6 @@ from spotfit.store.factory import open_store
 from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
-LAST_STEP = 1_000_000
-"""Steps are unlimited; the test ends the run by a mark."""
 
 
 def step_by_step(config: Config) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from spotfit.protocol.worker_agent import (
     RankZeroBroadcast,
     RankZeroBroadcastResult,
     StartWorker,
-    WorkerRaised,
-    WorkerReturned,
 )
 from spotfit.security.run_key import RunKey
 from spotfit.store.factory import open_store
@@ -143,12 +141,6 @@ class WorkerPoolHarness:
 
     def has_all_exited(self) -> bool:
         return not self.worker_pool.has_workers and len(self.exits) == self._world_size
-
-    def has_all_returned(self) -> bool:
-        return (
-            len(self.last_frames(WorkerReturned)) + len(self.last_frames(WorkerRaised))
-            == self._world_size
-        )
 
     def lines(self) -> list[dict[str, Any]]:
         """Close the log and return its content."""

@@ -784,11 +784,3 @@ class InvariantChecker:
 
 def _tokens_of(event: GroupRefused | GroupsReleased) -> set[Token]:
     return {event.token, *(event.other_tokens if isinstance(event, GroupsReleased) else ())}
-
-
-def matches_reference_run(metrics: Mapping[str, object] | None, training: SimTraining) -> bool:
-    """Return whether the metrics are a state of the reference run."""
-    if metrics is None:
-        return False
-    step = msgspec.convert(metrics.get("step"), int)
-    return metrics.get("link") == training.reference.state_at(step).link

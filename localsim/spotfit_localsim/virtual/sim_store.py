@@ -7,13 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from spotfit.core.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    ObjectChangedError,
-    TransientStoreError,
-)
-from spotfit.store.api import ObjectInfo
+from spotfit.core.errors import AlreadyExistsError, NotFoundError, TransientStoreError
+from spotfit.store.api import ObjectInfo, changed_error
 from spotfit.store.local import body_version
 from spotfit_localsim.virtual.engine import SimProcess, wall_ms
 from spotfit_localsim.virtual.faults import CLIENT_TIMEOUT_S, FaultyConnection
@@ -92,7 +87,7 @@ class SimStore:
     def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
         body = self.get(key)
         if version and body_version(body) != version:
-            raise ObjectChangedError(f"Object {key!r} was replaced.", do="List the prefix.")
+            raise changed_error(f"Object {key!r}")
         return body[start : start + length]
 
     def head(self, key: str) -> ObjectInfo:

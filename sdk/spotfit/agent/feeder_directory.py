@@ -49,8 +49,6 @@ class FeederDirectory:
         while coordinator.data_waits:
             rank, message = coordinator.data_waits.popleft()
             self._waits.append(_Wait(now, rank, message.waited_s, message.elapsed_s))
-        while self._waits and self._waits[0].received_at < now - MEASURED_S:
-            self._waits.popleft()
         ranks = [
             rank
             for rank in coordinator.running_ranks - coordinator.returned_ranks
@@ -70,6 +68,9 @@ class FeederDirectory:
         """
         if self.measured_s(feeders, now) < MEASURED_S:
             return None
+        # Here, and not only while a round is open: those of the last round may be long ago.
+        while self._waits and self._waits[0].received_at < now - MEASURED_S:
+            self._waits.popleft()
         waited: dict[int, float] = {}
         elapsed: dict[int, float] = {}
         for one in self._waits:

@@ -516,8 +516,6 @@ class Leader:
             granted_at=reconciler.granted_at,
             reported_running=reconciler.reported_running,
             refused_at=reconciler.refused_at,
-            validator_refused_at=reconciler.validator_refused_at,
-            feeder_refused_at=reconciler.feeder_refused_at,
             user_code_error=self._user_code_error(),
         )
         if view.spec.feeders is not None:

@@ -6,19 +6,24 @@
 | running  | the feeders listen                   | running, and reported to the leader           |
 | running  | connected to a new leader            | running, and reported again                   |
 | running  | the sidecar has exited               | idle; started again after a growing pause     |
+| idle     | five starts without an address       | idle, and reported as unusable                |
 | any      | the fit has ended                    | idle, the sidecar is killed                   |
 """
 
 from __future__ import annotations
 
 from spotfit.agent.ports import AgentTransport, FeederNode
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.ids import Token
+from spotfit.model.events import RankFailure
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
-from spotfit.protocol.agent_leader import FeederReady
+from spotfit.protocol.agent_leader import FeederReady, NodeUnusable
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 """Pauses between two starts of the sidecar: an environment that cannot be set up stays so."""
+_MAX_FAILED_STARTS = 5
+"""The machine is not paid for any longer then; the pauses before are 15 s in total."""
 
 
 class NodeFeeder:
@@ -31,6 +36,9 @@ class NodeFeeder:
         self._starts = 0
         self._start_at = float("-inf")
         self._reported: FeederAddress | None = None
+        self._is_known_unusable = False
+        """Whether it was reported to the present leader that no start has led to an address."""
+        self._has_listened = False
 
     def apply_view(self, view: View, now: float) -> None:
         """Start the feeders if this machine is for feeders; stop them once the fit has ended.
@@ -43,21 +51,31 @@ class NodeFeeder:
             if self._feeder_node.is_running:
                 self._feeder_node.stop()
         elif not self._feeder_node.is_running and now >= self._start_at:
-            pause_s = min(_MIN_PAUSE_S * 2.0 ** min(self._starts, 10), _MAX_PAUSE_S)
-            self._starts, self._start_at = self._starts + 1, now + pause_s
+            self._start_at = now + exponential_backoff_s(
+                self._starts, shortest_s=_MIN_PAUSE_S, longest_s=_MAX_PAUSE_S
+            )
+            self._starts += 1
             self._feeder_node.start(view.spec)
 
     def send_report(self, *, is_reconnected: bool) -> None:
         """Send the address of the feeders to the leader if it has changed or the leader is new.
 
-        Call it only while connected. `is_reconnected`: whether the connection is new.
+        After five starts that have ended without an address, send that the node is unusable. Call
+        it only while connected. `is_reconnected`: whether the connection is new.
         """
         feeder = self._feeder_node.feeder
         if is_reconnected:
-            self._reported = None
+            self._reported, self._is_known_unusable = None, False
+        self._has_listened |= feeder is not None
         if feeder != self._reported:
             self._reported = feeder
             self._net.send_to_leader(FeederReady(feeder=feeder))
+        has_failed = self._starts >= _MAX_FAILED_STARTS and not self._feeder_node.is_running
+        if has_failed and not self._has_listened and not self._is_known_unusable:
+            self._is_known_unusable = True
+            message = f"its feeders ended {self._starts} times before they accepted connections"
+            failure = RankFailure(rank=0, kind="died", message=message)
+            self._net.send_to_leader(NodeUnusable(failure=failure))
 
     def stop(self) -> None:
         """Kill the sidecar, if there is one. Harmless if repeated."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
+from spotfit.core.lazy_names import is_loaded_instance
 
 TRAIN = "train"
 
@@ -24,7 +24,7 @@ def check_datasets(trainer: str, datasets: Any, label_column: Any) -> dict[str, 
 
     Each is a DataFrame, a `spotfit.data.Dataset`, or a function that returns one of them. Called
     before machines are requested: functions are not called, and columns of the others are checked.
-     Raises `ConfigError` or `ConfigTypeError`; `trainer` is the class for messages.
+    Raises `ConfigError` or `ConfigTypeError`; `trainer` is the class for messages.
     """
     if not isinstance(datasets, Mapping) or TRAIN not in datasets:
         raise ConfigError(
@@ -57,9 +57,7 @@ def is_table(value: Any) -> bool:
 
 
 def _is_dataset(value: Any) -> bool:
-    # A dataset has imported its module.
-    module = sys.modules.get("spotfit.data.dataset")
-    return module is not None and isinstance(value, module.Dataset)
+    return is_loaded_instance(value, "spotfit.data.dataset", "Dataset")
 
 
 def load_table(dataset: Any, name: str, label_column: str) -> Table:

@@ -193,8 +193,10 @@ _REMOVED_METHODS = {
     "to_uri": "use checkpoint.path and checkpoint.filesystem",
     "uri": "use checkpoint.path and checkpoint.filesystem",
     "get_internal_representation": "use checkpoint.path and checkpoint.filesystem",
-    "get_preprocessor": "store the preprocessor in a file of the checkpoint, or in its metadata",
-    "set_preprocessor": "store the preprocessor in a file of the checkpoint, or in its metadata",
+    "get_preprocessor": "use spotfit.data.preprocessors.preprocessor_of_metadata("
+    "checkpoint.get_metadata())",
+    "set_preprocessor": "use checkpoint.update_metadata("
+    "spotfit.data.preprocessors.checkpoint_metadata(preprocessor))",
 }
 
 

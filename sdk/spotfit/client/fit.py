@@ -236,15 +236,16 @@ def start_run(request: FitRequest, *, show_output: bool = False) -> RunHandle:
     rejoins = view.is_active
     if handle.key is None:
         raise _missing_key_error(ledger)
-    if isinstance(view, View) and view.is_active:
-        spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
-        handle.load_view(view)
-    else:
-        check_latest_checkpoint(view, ledger.store)
-        if preflight.check_cost_of is not None:
-            preflight.check_cost_of(view)
-        _warn_if_finished(view)
-        spec = _register_run(request, preflight, ledger, handle.key)
+    with _store_tables(request, preflight.store):
+        if isinstance(view, View) and view.is_active:
+            spec = rejoin_run(request, view, preflight, objects=_bundle_objects(request, ledger))
+            handle.load_view(view)
+        else:
+            check_latest_checkpoint(view, ledger.store)
+            if preflight.check_cost_of is not None:
+                preflight.check_cost_of(view)
+            _warn_if_finished(view)
+            spec = _register_run(request, preflight, ledger, handle.key)
     attach_headless_leader(handle, ledger, spec)
     handle.show_output = show_output
     try:
@@ -285,16 +286,15 @@ def _register_run(
 ) -> RunSpec:
     offer_query = OfferQuery(preflight.provisioner, largest_group(request))
     has_accelerator = any(name in request.scaling.worker_resources for name in ("GPU", "TPU"))
-    with _store_tables(request, preflight.store):
-        code_bundle = upload_code_bundle(
-            request.fn,
-            request.config,
-            runtime_env=preflight.runtime_env,
-            key=key,
-            store=preflight.store,
-            objects=_bundle_objects(request, ledger),
-            has_accelerator=has_accelerator,
-        )
+    code_bundle = upload_code_bundle(
+        request.fn,
+        request.config,
+        runtime_env=preflight.runtime_env,
+        key=key,
+        store=preflight.store,
+        objects=_bundle_objects(request, ledger),
+        has_accelerator=has_accelerator,
+    )
     spec = request.build_spec(
         run_id=ledger.run_id,
         name=preflight.name,
@@ -321,7 +321,10 @@ def _register_run(
 
 
 def _store_tables(request: FitRequest, store: Store) -> AbstractContextManager[None]:
-    """Let tables of datasets be uploaded as objects of their own, not in the code bundle."""
+    """Let tables of datasets be uploaded as objects of their own, not in the code bundle.
+
+    Also before a run is rejoined, for which the bundle is pickled: its size is limited.
+    """
     if not request.datasets:
         return nullcontext()
     from spotfit.data.sources.stored_table import tables_stored_in

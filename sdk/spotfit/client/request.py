@@ -58,7 +58,7 @@ from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
 from spotfit.ledger.journal import read_run_id
 from spotfit.model.config import FailureConfig, ScalingConfig
-from spotfit.model.group import GroupPlan, GroupRequest
+from spotfit.model.group import GroupPlan, GroupRequest, Role
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import (
     CostSpec,
@@ -713,24 +713,19 @@ def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
     _open_client(backend.provisioner)
     # Otherwise unavailable resources would be detected only when the machines are requested.
+    single_machines: list[tuple[Role, dict[str, float]]] = []
     if request.validation is not None and request.validation.own_machine is not False:
-        backend.provisioner.plan(
-            GroupRequest(
-                token=PREFLIGHT_TOKEN,
-                num_workers=1,
-                total_workers=1,
-                resources_per_worker=request.validation.resources,
-                role="validate",
-            )
-        )
+        single_machines.append(("validate", request.validation.resources))
     if request.data_feeders is not None and request.data_feeders.spec.max_nodes:
+        single_machines.append(("feed", request.data_feeders.spec.resources))
+    for role, resources in single_machines:
         backend.provisioner.plan(
             GroupRequest(
                 token=PREFLIGHT_TOKEN,
                 num_workers=1,
                 total_workers=1,
-                resources_per_worker=request.data_feeders.spec.resources,
-                role="feed",
+                resources_per_worker=resources,
+                role=role,
             )
         )
     return backend.provisioner

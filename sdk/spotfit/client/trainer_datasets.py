@@ -1,4 +1,4 @@
-"""The `datasets=` of a trainer: checked before machines are rented, and packed for the workers."""
+"""The `datasets=` of a trainer, checked before machines are rented."""
 
 from __future__ import annotations
 

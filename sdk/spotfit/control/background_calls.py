@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.host import log
 from spotfit.host.daemon_threads import start_daemon_thread
 
@@ -184,8 +185,9 @@ def retry_delay_s(failures: int) -> float:
 
     `failures`, from 0, is the number of consecutive failures before the last one.
     """
-    # The exponent is limited so that 2.0**failures cannot overflow.
-    return min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures, 10))
+    return exponential_backoff_s(
+        failures, shortest_s=_MIN_RETRY_DELAY_S, longest_s=_MAX_RETRY_DELAY_S
+    )
 
 
 def _run_call(job: Callable[[], Any]) -> BackgroundResult:

@@ -190,8 +190,6 @@ class HeadlessLeader:
                 granted_at=self._reconciler.granted_at,
                 reported_running=self._reconciler.reported_running,
                 refused_at=self._reconciler.refused_at,
-                validator_refused_at=self._reconciler.validator_refused_at,
-                feeder_refused_at=self._reconciler.feeder_refused_at,
             )
             must_repeat, wait = self._reconciler.reconcile(self._state, now)
             until = wait.until

@@ -18,6 +18,7 @@ from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, 
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.machine_times import MachineTimesRecorder
 from spotfit.control.price_watch import PriceWatch
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.errors import ConfigError, MissingExtraError, ProvisionError, SpotfitError
 from spotfit.core.ids import Token
 from spotfit.host import log
@@ -36,6 +37,7 @@ from spotfit.model.group import (
     GroupStatus,
     NodeState,
     NodeStatus,
+    Role,
     Unreachable,
     find_node_status,
 )
@@ -118,9 +120,7 @@ class Reconciler:
         self.status_as_of: dict[Token, float] = {}
         self.granted_at: dict[tuple[Token, int], float] = {}
         self.reported_running: frozenset[tuple[Token, int]] = frozenset()
-        self.refused_at: float | None = None
-        self.validator_refused_at: float | None = None
-        self.feeder_refused_at: float | None = None
+        self.refused_at: dict[Role, float] = {}
         # Cancelled at the backend, but not recorded yet: one entry records all of one release.
         self._cancelled_groups: set[Token] = set()
         self.is_idle = False
@@ -391,13 +391,7 @@ class Reconciler:
             )
 
     def _record_refusal(self, token: Token, now: float) -> None:
-        match self._journal_writer.view.groups[token].role:
-            case "validate":
-                self.validator_refused_at = now
-            case "feed":
-                self.feeder_refused_at = now
-            case "train":
-                self.refused_at = now
+        self.refused_at[self._journal_writer.view.groups[token].role] = now
 
     def _plan_group(self, machine_request: RequestMachines, now: float) -> None:
         spec = self._journal_writer.view.spec
@@ -493,8 +487,9 @@ class Reconciler:
         tries = self._submit_tries[token] = self._submit_tries.get(token, 0) + 1
         is_over = self._journal_writer.view.fit_end is not None
         longest_s = _MAX_LOOK_UP_DELAY_S if is_over else _MAX_RETRY_DELAY_S
-        delay_s = min(longest_s, _MIN_RETRY_DELAY_S * 2.0 ** min(tries, 10))
-        retry_at = self._retry_at[token] = now + delay_s
+        retry_at = self._retry_at[token] = now + exponential_backoff_s(
+            tries, shortest_s=_MIN_RETRY_DELAY_S, longest_s=longest_s
+        )
         reason = _format_error(error)
         log.warning("submit.retrying", token=token, tries=tries, reason=reason)
         return Wait(retry_at, f"retrying the request: {reason}")

@@ -28,6 +28,7 @@ from spotfit.control.background_calls import BackgroundCalls, BackgroundResult
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.machine_ends import EndRecorder
 from spotfit.control.machine_times import MachineTimesRecorder
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.errors import SpotfitError
 from spotfit.core.ids import Token
 from spotfit.host import log
@@ -164,8 +165,9 @@ class GroupSettler:
     ) -> None:
         if result.error is not None:
             failures = self._failures[token] = self._failures.get(token, 0) + 1
-            delay_s = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures - 1, 10))
-            self._retry_at[token] = now + delay_s
+            self._retry_at[token] = now + exponential_backoff_s(
+                failures - 1, shortest_s=_MIN_RETRY_DELAY_S, longest_s=_MAX_RETRY_DELAY_S
+            )
             if failures == 1:
                 _warn_about(token, group, result.error)
             return

@@ -1,4 +1,4 @@
-"""Public names of a package that import their modules on first use.
+"""Public names of a package that import their modules on first use; classes that may be missing.
 
 A package of a framework must not import the framework: its trainers are used where it is missing.
 """
@@ -33,3 +33,12 @@ def lazy_names(
         return sorted({*special, *modules})
 
     return get_name, list_names
+
+
+def is_loaded_instance(value: Any, module: str, *names: str) -> bool:
+    """Return whether `value` is an instance of one of these classes of a module.
+
+    The module is not imported: without it there are no instances.
+    """
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, tuple(getattr(loaded, one) for one in names))

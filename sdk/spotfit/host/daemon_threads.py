@@ -17,7 +17,9 @@ from functools import cache
 _MAX_EXIT_WAIT_S = 2.0
 """A call of a cloud API takes less; one that hangs does not return during the finalization."""
 
-_threads: set[threading.Thread] = set()
+
+class _CallThread(threading.Thread):
+    """A thread of a call, for which the exit of the process waits."""
 
 
 def start_daemon_thread(name: str, function: Callable[[], object]) -> None:
@@ -25,17 +27,8 @@ def start_daemon_thread(name: str, function: Callable[[], object]) -> None:
 
     The exit of the process waits for the threads started by this function, at most 2 s in total.
     """
-
-    def run() -> None:
-        try:
-            function()
-        finally:
-            _threads.discard(thread)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
     _wait_at_exit()
-    _threads.add(thread)
-    thread.start()
+    _CallThread(target=function, name=name, daemon=True).start()
 
 
 @cache
@@ -45,5 +38,6 @@ def _wait_at_exit() -> None:
 
 def _join_threads() -> None:
     end_s = time.monotonic() + _MAX_EXIT_WAIT_S
-    for thread in tuple(_threads):
-        thread.join(max(end_s - time.monotonic(), 0.0))
+    for thread in threading.enumerate():
+        if isinstance(thread, _CallThread):
+            thread.join(max(end_s - time.monotonic(), 0.0))

@@ -24,7 +24,6 @@ from spotfit.migrate.name_map import (
 )
 from spotfit.migrate.usage_scan import SPOTFIT, ImportBinding, RayUse, UsageScan, chain_head
 
-_TRAINERS = ("AccelerateTrainer", "DataParallelTrainer", "TorchTrainer", "TransformersTrainer")
 _ENVIRONMENT_KEYS = {"env_vars", "pip", "py_modules", "working_dir"}
 # Beside RAY_TRAIN_* and RAY_AIR_*, Ray Train reads RAY_CHDIR_TO_TRIAL_DIR.
 _RAY_VARIABLE_PATTERN = re.compile(r"\bRAY_(?:TRAIN|AIR|CHDIR)_[A-Z0-9_]+")
@@ -83,7 +82,7 @@ def make_plan(scan: UsageScan) -> MigrationPlan:
         )
         for use in plan.ray_uses
     ]
-    plan.notes += _unused_import_notes(scan, plan)
+    plan.notes += _unused_import_notes(scan)
     plan.notes += _argument_notes(scan)
     for node, value, line in scan.strings:
         _plan_string(node, value, line=line, plan=plan)
@@ -312,7 +311,7 @@ def _keywords(call: cst.Call) -> list[str]:
     return [argument.keyword.value for argument in call.args if argument.keyword]
 
 
-def _unused_import_notes(scan: UsageScan, plan: MigrationPlan) -> Iterator[MigrationNote]:
+def _unused_import_notes(scan: UsageScan) -> Iterator[MigrationNote]:
     """Yield a note for each unused import and each star import without an equivalent."""
     imports = [
         (binding.line, binding.imported_name, ".".join(binding.imported_name))

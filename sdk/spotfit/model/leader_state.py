@@ -15,7 +15,7 @@ import msgspec
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import MachineTimes, RankFailure, ValidationRequest
-from spotfit.model.group import GroupStatus
+from spotfit.model.group import GroupStatus, Role
 from spotfit.model.offer import Offer
 from spotfit.model.topology import (
     FeederAddress,
@@ -277,18 +277,14 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """Starts and ends of machines that were observed and are not in the journal, by group."""
     listed_offers: tuple[Offer, ...] = ()
     """The offers as the backend last listed them; empty before."""
-    refused_at: float | None = None
-    """When a request was last refused, or a machine failed while booting."""
+    refused_at: Mapping[Role, float] = {}
+    """When a request for machines of each role was last refused, or one failed while booting."""
     latest_metrics: dict[str, Any] | None = None
     """The last metrics of rank 0."""
     validation_changed_at: float = 0.0
     """When a validation was last requested (while none was pending), started, ended or lost."""
     validation_reported: ValidationReported | None = None
     """The reported result of the current validation."""
-    validator_refused_at: float | None = None
-    """`refused_at` of machines for validations."""
-    feeder_refused_at: float | None = None
-    """`refused_at` of machines for feeders."""
     data_wait_share: float | None = None
     """The share of the last minute for which the worker that waits most has waited for rows; None
     if it was not measured for a minute with the present machines for feeders."""

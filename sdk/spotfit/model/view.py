@@ -656,7 +656,7 @@ def _apply_group_event(
             released = {t: replace(view.groups[t], is_released=True) for t in own}
             settled = _without_settled(view, tokens)
             has_fed = any(
-                one.role == "feed" and one.active_nodes for one in map(view.groups.get, own) if one
+                view.groups[t].role == "feed" and view.groups[t].active_nodes for t in own
             )
             return replace(
                 settled,

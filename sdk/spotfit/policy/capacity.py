@@ -21,7 +21,6 @@ requested unless the restarted machine does not join in time (docs/decisions/005
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -29,11 +28,9 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.core.units import format_seconds
 from spotfit.model.events import AgentCrash, FailureCause, NodeLost, ValidationStarted
 from spotfit.model.group import NodeState, Role, Unreachable, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus
-from spotfit.model.market_record import UnusableNetwork, network_of
 from spotfit.model.offer import Market
 from spotfit.model.topology import NodeAssignment
 from spotfit.model.view import View
@@ -44,6 +41,7 @@ from spotfit.policy.failure_detection import (
     memory_kill,
     node_liveness,
 )
+from spotfit.policy.request_backoff import unusable_pause_text
 from spotfit.policy.retry_budget import last_line
 
 # After the end of a fit or the loss of their node, agents read that entry, stop their workers, free
@@ -62,23 +60,8 @@ FINAL_WRITES_TIMEOUT_S = 60.0
 # the permission or the network that the machine lacks. Half a minute more than the writes may take.
 FINAL_CALLS_TIMEOUT_S = 90.0
 
-# Longest pause between two requests for machines. Clouds return capacity within minutes; polling
-# once a minute loses little time and stays far below API rate limits.
-_MAX_BACKOFF_S = 60.0
-_MIN_BACKOFF_S = 0.5
-# Pauses of a standing request, while machines of another offer train: a share of the time for which
-# it was refused, so that a move to cheaper machines is late by this share of the outage at most.
-_STANDING_PAUSE_SHARE = 0.05
-_MAX_STANDING_PAUSE_S = 600.0
-# Pauses after machines of another network could train nothing, doubled for every further group: the
-# reason is usually permanent, such as a package that is not available there, and each attempt is
-# paid for. At the longest pause that is less than a hundredth of the cost of the training.
-_UNUSABLE_PAUSE_S = 60.0
-_MAX_UNUSABLE_PAUSE_S = 6 * 3600.0
-# Longest pause after machines were released because too few were granted.
-_MAX_RELEASE_PAUSE_S = 3600.0
-# With these pauses the next refusal comes after more than ten minutes: 1, 2, 4, … s, then 60 s.
-# Credentials are renewed and permissions propagate within that time:
+# With the pauses of `request_backoff` the next refusal comes after more than ten minutes: pauses of
+# 1, 2, 4, … s, then 60 s. Credentials are renewed and permissions propagate within that time:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _MAX_PERMANENT_REFUSALS = 15
 
@@ -95,7 +78,7 @@ _NOT_NEEDED = "all workers have other machines"
 
 
 def usable_members(view: View, state: LeaderState, role: Role = "train") -> list[MemberStatus]:
-    """Return the connected agents that may be assigned workers or, with "validate", validations.
+    """Return the connected agents that may be assigned workers, validations or feeders, by `role`.
 
     Those on machines of groups with that role that are not lost, not released and have no
     preemption notice. Their workers may still be starting or stopping.
@@ -134,6 +117,17 @@ def staying_members(view: View, state: LeaderState) -> list[MemberStatus]:
         for status in usable_members(view, state)
         if not is_last_attempt(state, status.member.token, status.member.node)
         and not is_of_other_offer(view, status.member.token)
+    ]
+
+
+def staying_nodes(view: View, state: LeaderState, role: Role) -> list[tuple[Token, int]]:
+    """Return the machines of that role, running or requested, without a preemption notice."""
+    return [
+        (token, node)
+        for token, group in view.groups.items()
+        if group.role == role
+        for node in group.active_nodes
+        if state.last_agent_by_node.get((token, node)) not in view.notices
     ]
 
 
@@ -347,39 +341,6 @@ def is_unwanted(view: View, token: Token) -> bool:
     return is_of_other_offer(view, token) and not is_standing_request(view, token)
 
 
-def offer_request_due_s(view: View, offer: str) -> float:
-    """Return when the offer may be requested again, as `JournalView.elapsed_s`; 0 for at once."""
-    record, unusable_s = view.market.record_of(offer), unusable_until_s(view, offer)
-    if not record.refusals:
-        return unusable_s
-    longest_s = _MAX_BACKOFF_S
-    choice = view.market.choice
-    if view.market.round is not None and (choice is None or offer not in choice.workers):
-        # Machines of other offers train. A zone without capacity would otherwise add thousands of
-        # entries per day to the journal.
-        since_s = record.refused_at_s if record.refused_since_s is None else record.refused_since_s
-        refused_s = record.refused_at_s - since_s
-        longest_s = min(_MAX_STANDING_PAUSE_S, max(longest_s, _STANDING_PAUSE_SHARE * refused_s))
-    # The exponent is limited so that 2.0**refusals cannot overflow.
-    pause_s = min(longest_s, _MIN_BACKOFF_S * 2.0 ** min(record.refusals, 11))
-    return max(unusable_s, record.refused_at_s + pause_s)
-
-
-def unusable_until_s(view: View, offer: str) -> float:
-    """Return until when no machines of the offer are requested because of others of its network.
-
-    These had started, but could train nothing. As `JournalView.elapsed_s`; 0 if there were none.
-    """
-    networks = (network_of(one) for one in view.spec.cost.offers if one.name == offer)
-    unusable = view.market.unusable_networks.get(next(networks, ""))
-    return 0.0 if unusable is None else unusable.last_at_s + _unusable_pause_s(unusable.starts)
-
-
-def _unusable_pause_s(starts: int) -> float:
-    # The exponent is limited so that 2.0**starts cannot overflow.
-    return min(_MAX_UNUSABLE_PAUSE_S, _UNUSABLE_PAUSE_S * 2.0 ** min(starts - 1, 11))
-
-
 def _slots_without(
     view: View, excluded: AbstractSet[tuple[Token, int]], *, granted_only: bool = False
 ) -> int:
@@ -557,42 +518,6 @@ def _halved(view: View, missing: int, refusals: int, present: int) -> int:
     # All-or-nothing backends refuse a large group although part of it is available; halving finds a
     # size that fits after O(log n) refusals.
     return max(required, missing >> refusals)
-
-
-def next_request_at(view: View, state: LeaderState) -> float:
-    """Return the earliest time of the next request, in seconds of the leader's `Clock.now()`.
-
-    `-math.inf` (at once) without refusals and boot failures since the last success, and for a new
-    leader; otherwise exponential backoff of 1 to 60 s after the last one. Minutes after machines
-    were released because too few were granted, counted from the election for a new leader. A new
-    headless leader without machines does not pause: a sweep ends before, and the next one would
-    start again; the time between sweeps takes the place of the pause.
-    """
-    # Few failed starts end the run, so that their pauses need not grow with the number of machines.
-    boot_failures = view.failed_starts or view.boot_failures
-    failures = max(view.refusals, boot_failures)
-    if view.is_capacity_released:
-        has_machines = any(group.active_nodes for group in view.groups.values())
-        if state.is_headless and state.refused_at is None and not has_machines:
-            return float("-inf")
-        refused_at = state.leading_since if state.refused_at is None else state.refused_at
-        shortest_s = view.spec.timing.partial_capacity_pause_s
-        pause_s = shortest_s * 2.0 ** min(view.partial_releases - 1, 10)
-        return refused_at + min(_MAX_RELEASE_PAUSE_S, pause_s) * (0.5 + release_jitter(view))
-    if state.refused_at is None or failures == 0:
-        return float("-inf")
-    # The exponent is limited so that 2.0**failures cannot overflow after a week of refusals.
-    return state.refused_at + min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
-
-
-def release_jitter(view: View) -> float:
-    """Return a number from 0 to 1 that differs between runs, and between the releases of one run.
-
-    Two runs that hold parts of one quota must not release and request at the same times.
-    """
-    text = f"{view.run_id} {view.partial_releases}"
-    # Not a CRC, which gives similar ids similar numbers.
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / 2**32
 
 
 def final_refusal_reason(view: View) -> str | None:
@@ -828,20 +753,8 @@ def _loss_in_other_network(
     else:
         return None
     # Without an agent it counts as a refused request, so that the next one comes after a pause.
-    reason = f"{reason}{_unusable_pause_text(view, token)}"
+    reason = f"{reason}{unusable_pause_text(view, token)}"
     return NodeLost(token=token, node=node, agent=None, reason=reason, is_unusable=True)
-
-
-def _unusable_pause_text(view: View, token: Token) -> str:
-    """When the network of a group whose machines can train nothing is used again."""
-    request = view.market.requests.get(token)
-    if request is None or not request.network:
-        return ""
-    unusable = view.market.unusable_networks.get(request.network, UnusableNetwork())
-    starts = unusable.starts + (not request.is_unusable)
-    pause_s = _unusable_pause_s(starts)
-    count = "" if starts == 1 else f" ({starts} times in a row)"
-    return f"{count}; no further machines are requested there for {format_seconds(pause_s)}"
 
 
 def _is_restarting(view: View, token: Token, *, node: int, agent: AgentId | None) -> bool:

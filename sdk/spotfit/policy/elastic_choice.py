@@ -37,11 +37,12 @@ from spotfit.model.group import NodeState, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus, Training
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
-from spotfit.policy.capacity import has_machines, nodes_of_offer, offer_request_due_s
+from spotfit.policy.capacity import has_machines, nodes_of_offer
 from spotfit.policy.deadline import DeadlineState, pays_to_return
 from spotfit.policy.elastic_deadline import ElasticState, GroupSizes, choose_group_sizes
 from spotfit.policy.idle_machines import MAX_REPEATED_SHARE
 from spotfit.policy.offer_choice import OfferState, cheap_offers, choose_spot_offer
+from spotfit.policy.request_backoff import offer_request_due_s
 from spotfit.policy.training_time import changeover_s, repeated_work_s, restart_s, start_time_s
 
 

@@ -11,9 +11,9 @@ maximum, their number follows the share of time for which workers wait for rows:
     not measured for a minute    | unchanged, at least the minimum
 
 The measurement begins again with every change of the machines. Each release doubles the time until
-the next one, because the workers may wait again without the machine. A lost machine, or one with a
-preemption notice, is replaced. Feeders hold no state, so nothing has to be saved before their
-release (docs/decisions/0077).
+the next one, because the workers may wait again without the machine. A lost machine, also one whose
+environment could not be set up, or one with a preemption notice is replaced. Feeders hold no state,
+so nothing has to be saved before their release (docs/decisions/0077).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spotfit.core.ids import Token
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.units import format_count
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.topology import FeederAddress
@@ -58,7 +58,7 @@ def feeder_count(view: View, state: LeaderState) -> FeederCount:
         return FeederCount(0, "the run has no feeders")
     if _is_training_over(view):
         return FeederCount(0, "the training has ended")
-    staying = len(_staying_nodes(view, state))
+    staying = len(capacity.staying_nodes(view, state, "feed"))
     least = min(max(staying, spec.min_nodes), spec.max_nodes)
     share = state.data_wait_share
     if view.round is None or share is None:
@@ -67,7 +67,9 @@ def feeder_count(view: View, state: LeaderState) -> FeederCount:
     is_starting = staying > len(feeder_addresses(view, state))
     if share > _MIN_WAIT_SHARE_TO_GROW and not is_starting and staying < spec.max_nodes:
         return FeederCount(least + 1, reason)
-    shrink_s = min(_SHRINK_S * 2.0 ** min(view.feeder_releases, 10), _MAX_SHRINK_S)
+    shrink_s = exponential_backoff_s(
+        view.feeder_releases, shortest_s=_SHRINK_S, longest_s=_MAX_SHRINK_S
+    )
     is_settled = state.data_wait_measured_s >= shrink_s
     if share < _MAX_WAIT_SHARE_TO_SHRINK and is_settled and staying > spec.min_nodes:
         return FeederCount(least - 1, reason)
@@ -94,12 +96,13 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     if view.spec.feeders is None or view.round is None:
         return
     wanted, reason = feeder_count(view, state)
-    if wanted <= len(_staying_nodes(view, state)):
+    if wanted <= len(capacity.staying_nodes(view, state, "feed")):
         return
     request_at = float("-inf")
-    if state.feeder_refused_at is not None and view.feeder_refusals > 0:
-        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.feeder_refusals - 1, 10)
-        request_at = state.feeder_refused_at + min(_MAX_BACKOFF_S, backoff_s)
+    if "feed" in state.refused_at and view.feeder_refusals > 0:
+        request_at = state.refused_at["feed"] + exponential_backoff_s(
+            view.feeder_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
+        )
     if now < request_at:
         yield Wait(request_at, f"a machine for feeders was refused {view.feeder_refusals} times")
     else:
@@ -113,41 +116,26 @@ def release_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     changed to another network. `now` is the leader's `Clock.now()` in seconds. A rule of
     `scheduler.next_action`; excludes the leader's own machine.
     """
-    groups = [
+    own = state.members.get(state.agent_id)
+    candidates = [
         token
         for token, group in view.groups.items()
         if group.role == "feed" and group.handle is not None and group.active_nodes
+        if own is None or token != own.member.token
     ]
-    own = state.members.get(state.agent_id)
-    released = [one for one in groups if own is None or one != own.member.token]
-    if not released or state.is_headless:
+    if not candidates or state.is_headless:
         return
     idle_until = state.phase.since + _IDLE_TIMEOUT_S if isinstance(state.phase, NoRound) else None
     is_idle = view.round is None and idle_until is not None and now >= idle_until
-    left = [one for one in released if view.stands_by(one)]
-    surplus = len(_staying_nodes(view, state)) - feeder_count(view, state).nodes
+    left = [one for one in candidates if view.stands_by(one)]
+    surplus = len(capacity.staying_nodes(view, state, "feed")) - feeder_count(view, state).nodes
     if left or is_idle:
-        tokens = left or released
+        tokens = left or candidates
         yield ReleaseGroups(tokens[0], tuple(tokens[1:]))
     elif surplus > 0:
-        yield ReleaseGroups(_newest(view, released))
+        yield ReleaseGroups(max(candidates, key=lambda one: view.groups[one].planned_slot))
     elif view.round is None and idle_until is not None:
         yield Wait(idle_until, "no round is open, so feeders have nothing to do")
-
-
-def _newest(view: View, tokens: list[Token]) -> Token:
-    return max(tokens, key=lambda token: view.groups[token].planned_slot)
-
-
-def _staying_nodes(view: View, state: LeaderState) -> list[tuple[Token, int]]:
-    """The machines for feeders, running or requested, without a preemption notice."""
-    return [
-        (token, node)
-        for token, group in view.groups.items()
-        if group.role == "feed"
-        for node in group.active_nodes
-        if state.last_agent_by_node.get((token, node)) not in view.notices
-    ]
 
 
 def _is_training_over(view: View) -> bool:

@@ -35,14 +35,13 @@ from spotfit.policy import cost_budget, elastic_choice, offer_choice
 from spotfit.policy.capacity import (
     has_agents,
     has_machines,
-    offer_request_due_s,
     slots_of_offer,
-    unusable_until_s,
 )
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.elastic_choice import ElasticOffer
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
+from spotfit.policy.request_backoff import offer_request_due_s, unusable_until_s
 from spotfit.policy.training_time import changeover_s, start_time_s, work_left_s
 
 # Clocks of storage services and the rounding of their time stamps to seconds.

@@ -1,8 +1,8 @@
 """Partial capacity: machines that cost money while the backend grants too few for a round.
 
 Between rounds, `partial_capacity_loss` gives them up after a timeout, and the scheduler requests
-all again after a pause (`capacity.next_request_at`), from another queue if the backend has one
-(docs/decisions/0053).
+all again after a pause (`request_backoff.next_request_at`), from another queue if the backend has
+one (docs/decisions/0053).
 
     state                 | event                                    | next
     ----------------------|------------------------------------------|----------------------
@@ -27,7 +27,8 @@ from spotfit.model.group import NodeState
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.view import MachineGroup, View
 from spotfit.policy.actions import Wait
-from spotfit.policy.capacity import release_jitter, usable_members
+from spotfit.policy.capacity import usable_members
+from spotfit.policy.request_backoff import release_jitter
 
 
 class _Machine(NamedTuple):

@@ -159,7 +159,7 @@ def replace_preempted_nodes(
             reason=reason,
             preempted=preempted,
         )
-    replicated_at = _replicated_at(view, state, training, leaving=leaving)
+    replicated_at = _replicated_at(state, training, leaving)
     is_committed = _is_saved_since_notice(view, [assignment.agent for assignment in leaving])
     is_saved = is_committed or replicated_at is not None
     if is_saved and state.requeues_itself and _must_exit(view, state, leaving, now=now):
@@ -189,7 +189,7 @@ def replace_preempted_nodes(
 
 
 def _replicated_at(
-    view: View, state: LeaderState, training: Training, leaving: list[NodeAssignment]
+    state: LeaderState, training: Training, leaving: list[NodeAssignment]
 ) -> float | None:
     """When the leaving nodes had replicated one snapshot, taken after their notices, to nodes that
     stay; None if a shard is missing. Nodes that stay hold their own shards. The other nodes of an
@@ -237,7 +237,7 @@ def _close_after_save(
     view: View, state: LeaderState, training: Training, leaving: list[NodeAssignment]
 ) -> RoundClosed:
     """Close the round without loss: as PREEMPTION, or as RESIZE if an elastic group shrinks."""
-    is_replicated = _replicated_at(view, state, training, leaving=leaving) is not None
+    is_replicated = _replicated_at(state, training, leaving) is not None
     taken_at = _snapshot_taken_at(training)
     is_older = taken_at is not None and taken_at < _latest_notice_at(state, leaving)
     saved = _SAVED_REASON
@@ -389,8 +389,7 @@ def replace_working_nodes(
     more. The end comes directly after a commit, so that no step is lost, with the cause RESIZE;
     before that a `Wait`, unless the next round has more workers and `idle_machines` does not wait.
     Returns None if no assigned machine is to be replaced, or if not enough other machines are
-    ready. `now` is the leader's `Clock.now()` in seconds. Called by the
-    scheduler.
+    ready. `now` is the leader's `Clock.now()` in seconds. Called by the scheduler.
     """
     last = [
         one for one in training.round.assignments if is_last_attempt(state, one.token, one.node)

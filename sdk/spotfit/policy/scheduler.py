@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import Token
 from spotfit.core.units import format_count
@@ -27,12 +29,13 @@ from spotfit.model.events import (
     FitEnded,
     GroupsReleased,
     MachinesObserved,
+    NodeLost,
     PreemptionNoticed,
     RankFailure,
     RoundOpened,
     TrainingFunctionStarted,
 )
-from spotfit.model.group import NodeState, find_node_status
+from spotfit.model.group import NodeState, Role, find_node_status
 from spotfit.model.leader_state import (
     Failing,
     LeaderState,
@@ -70,13 +73,13 @@ from spotfit.policy.actions import (
     Wait,
 )
 from spotfit.policy.capacity import (
-    next_request_at,
     pending_slots,
     round_members,
     staying_members,
     usable_members,
 )
 from spotfit.policy.recovery import plan_memory_recovery
+from spotfit.policy.request_backoff import next_request_at, offer_request_due_s
 from spotfit.policy.retry_budget import fit_ended_by_budget
 from spotfit.policy.secondary_errors import are_all_secondary
 
@@ -241,6 +244,21 @@ def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[L
         yield AppendEvent(lost)
 
 
+def _record_unusable_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    """The loss of each machine for validations or feeders that cannot set up the environment.
+
+    It names no agent, like that of a machine lost while booting, and delays the next request like a
+    refused machine. Such a machine of workers ends the fit.
+    """
+    roles: tuple[Role, ...] = ("validate", "feed")
+    for status in chain.from_iterable(capacity.usable_members(view, state, one) for one in roles):
+        if status.node_failure is not None:
+            lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
+            reason = f"its environment could not be set up: {lines[-1]}"
+            token, node = status.member.token, status.member.node
+            yield AppendEvent(NodeLost(token=token, node=node, agent=None, reason=reason))
+
+
 def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     # In the journal, because the user's process does not observe the backend.
     change = partial_capacity.waiting_reason_change(view, state)
@@ -280,7 +298,7 @@ def _replace_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[
         is_over = True
     if missing <= 0 or is_over or view.final_refusal is not None:
         return
-    request_at = capacity.next_request_at(view, state)
+    request_at = next_request_at(view, state)
     if now < request_at:
         yield Wait(request_at, f"refused {view.refusals} times: {view.last_refusal}")
     else:
@@ -295,10 +313,13 @@ def _request_chosen_offers(view: View, state: LeaderState, now: float) -> Iterat
     by_name = {offer.name: offer for offer in offer_prices.current_offers(view)}
     for name, missing in capacity.missing_by_offer(view, state):
         # A new leader pauses as well: the time of the refusal is in the journal.
-        pause_s = capacity.offer_request_due_s(view, name) - state.elapsed_s
+        pause_s = offer_request_due_s(view, name) - state.elapsed_s
         if pause_s > 0:
             refusals = view.market.record_of(name).refusals
-            yield Wait(now + pause_s, f"{name} was refused {refusals} times: {view.last_refusal}")
+            reason = f"{name} was refused {refusals} times: {view.last_refusal}"
+            if not refusals:
+                reason = f"machines of the network of {name} could train nothing"
+            yield Wait(now + pause_s, reason)
         else:
             reason = f"{missing} of {view.spec.max_workers} workers need a machine of {name}"
             workers = capacity.workers_to_request_of(view, state, name, missing)
@@ -667,7 +688,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _choose_machines,
     # Before _open_round: planning needs no cloud API call, and machines boot slowly.
     _replace_lost_nodes,
-    validation_schedule.remove_unusable_validators,
+    _record_unusable_nodes,
     validation_schedule.request_validator,
     # Before _open_round: a leader that leaves must not open a round.
     _hand_over_leadership,
@@ -709,8 +730,7 @@ def next_round(view: View, state: LeaderState, now: float) -> Round | Wait:
     `RoundOpened`.
     """
     failures = view.rounds_without_progress - _ROUNDS_BEFORE_BACKOFF
-    # The exponent is limited so that 2.0**failures cannot overflow.
-    backoff_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(failures, 10))
+    backoff_s = exponential_backoff_s(failures, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S)
     backoff_ends_at = state.phase.since + backoff_s
     if failures > 0 and now < backoff_ends_at:
         reason = f"{view.rounds_without_progress} rounds in a row ended without a checkpoint"

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.ids import Token
 from spotfit.model.events import (
     CheckpointCommitted,
     FitEnded,
     LeaderElected,
-    NodeLost,
     TrainingEnded,
     ValidationEnded,
     ValidationStarted,
@@ -158,25 +158,6 @@ def start_validation(view: View, state: LeaderState, now: float) -> Iterator[Lea
     )
 
 
-def remove_unusable_validators(
-    view: View, state: LeaderState, now: float
-) -> Iterator[LeaderAction]:
-    """Yield a `NodeLost` entry for each validation machine that cannot set up the environment.
-
-    The entry names no agent, like that of a machine lost while booting, and delays the next request
-    like a refused machine. A rule of `scheduler.next_action`.
-    """
-    for status in capacity.usable_members(view, state, "validate"):
-        if status.node_failure is not None:
-            lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
-            reason = f"its environment could not be set up: {lines[-1]}"
-            yield AppendEvent(
-                NodeLost(
-                    token=status.member.token, node=status.member.node, agent=None, reason=reason
-                )
-            )
-
-
 def request_validator(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Yield a request for one dedicated machine if one is needed and none is running or pending.
 
@@ -184,15 +165,20 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
     in seconds. A rule of `scheduler.next_action`.
     """
     pending = pending_validations(view)
-    if not pending or _has_validator_machine(view, state) or _no_validator_available(view):
+    if (
+        not pending
+        or capacity.staying_nodes(view, state, "validate")
+        or _no_validator_available(view)
+    ):
         return
     if not _wants_machine(view, state):
         return
     request_at = float("-inf")
-    if state.validator_refused_at is not None and view.validator_refusals > 0:
+    if "validate" in state.refused_at and view.validator_refusals > 0:
         limit_s = _MAX_BACKOFF_S if view.pending_fit_end is None else _MAX_BACKOFF_AFTER_TRAINING_S
-        backoff_s = _MIN_BACKOFF_S * 2.0 ** min(view.validator_refusals - 1, 10)
-        request_at = state.validator_refused_at + min(limit_s, backoff_s)
+        request_at = state.refused_at["validate"] + exponential_backoff_s(
+            view.validator_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=limit_s
+        )
     if now < request_at:
         reason = f"validation machine refused {view.validator_refusals} times"
         yield Wait(request_at, reason)
@@ -293,7 +279,7 @@ def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatu
             view.pending_fit_end is not None
             or view.validator_refusals > 0
             or _no_validator_available(view)
-            or not (_has_validator_machine(view, state) or _wants_machine(view, state))
+            or not (capacity.staying_nodes(view, state, "validate") or _wants_machine(view, state))
             or now >= _wait_ends_at(view, state)
         )
     return min(
@@ -335,16 +321,6 @@ def _has_candidate(view: View, state: LeaderState) -> bool:
     return _own_machine(view) is not True and bool(capacity.usable_members(view, state))
 
 
-def _has_validator_machine(view: View, state: LeaderState) -> bool:
-    """Whether a dedicated machine without a preemption notice is running or pending."""
-    return any(
-        state.last_agent_by_node.get((token, node)) not in view.notices
-        for token, group in view.groups.items()
-        if group.role == "validate"
-        for node in group.active_nodes
-    )
-
-
 def _is_lost(view: View, state: LeaderState) -> bool:
     """Whether the current validation will have no result."""
     current = view.current_validation
@@ -366,9 +342,10 @@ def _retry_backoff_s(view: View, state: LeaderState) -> float:
     """No pause before the first retry, and after a node was lost; otherwise exponential backoff."""
     if not _is_attempt_lost(view, state) or view.current_validation_tries < 2:
         return 0.0
-    return min(
-        _MAX_BACKOFF_AFTER_TRAINING_S,
-        _MIN_BACKOFF_S * 2.0 ** min(view.current_validation_tries, 10),
+    return exponential_backoff_s(
+        view.current_validation_tries,
+        shortest_s=_MIN_BACKOFF_S,
+        longest_s=_MAX_BACKOFF_AFTER_TRAINING_S,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
-from spotfit.frameworks.framework_checkpoint import FrameworkCheckpoint
+from spotfit.frameworks.framework_checkpoint import FrameworkCheckpoint, json_preprocessor
 from spotfit.prediction.batches import Batch
 
 
@@ -71,14 +71,10 @@ def preprocessor_of(checkpoint: Checkpoint) -> Any:
 
     That of the checkpoint of a framework may be a pickle: use trusted checkpoints only.
     """
-    metadata = checkpoint.get_metadata()
-    if metadata.get("preprocessor") is not None:
-        # It needs PyArrow, which predictors without preprocessor do not.
-        from spotfit.data.preprocessors import preprocessor_of_metadata
-
-        return preprocessor_of_metadata(metadata)
+    if isinstance(checkpoint, FrameworkCheckpoint):
+        return checkpoint.get_preprocessor()
     # Of a plain Checkpoint nothing is unpickled.
-    return checkpoint.get_preprocessor() if isinstance(checkpoint, FrameworkCheckpoint) else None
+    return json_preprocessor(checkpoint.get_metadata())
 
 
 PredictFunction = Callable[[Batch], Any]

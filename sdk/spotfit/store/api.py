@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from spotfit.core.errors import ObjectChangedError
+
 # Remedies of the errors that all stores raise.
 ALREADY_EXISTS_REMEDY = (
     "Choose another name or path. If nothing needs the existing object, delete it and try again."
@@ -13,7 +15,6 @@ ALREADY_EXISTS_REMEDY = (
 NOT_FOUND_REMEDY = (
     "Check the address and the name: the object was deleted, or was never written there."
 )
-CHANGED_REMEDY = "Repeat the operation, and find out who else writes to this folder."
 PERMISSION_REMEDY = (
     "Permit these credentials to read, write, list and delete objects at that address, or use "
     "other credentials."
@@ -142,3 +143,11 @@ class Store(Protocol):
         Sends no request; the folder need not exist. Raises `ConfigError` for an invalid `prefix`.
         """
         ...
+
+
+def changed_error(what: str) -> ObjectChangedError:
+    """Return the error for an object that has another version than a reader asked for."""
+    return ObjectChangedError(
+        f"{what} was replaced while it was read.",
+        do="Repeat the operation, and find out who else writes to this folder.",
+    )

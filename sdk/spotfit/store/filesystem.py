@@ -22,19 +22,18 @@ from spotfit.core.errors import (
     AtomicCreateUnsupportedError,
     ConfigError,
     NotFoundError,
-    ObjectChangedError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
 )
 from spotfit.store.api import (
     ALREADY_EXISTS_REMEDY,
-    CHANGED_REMEDY,
     NOT_FOUND_REMEDY,
     PERMISSION_REMEDY,
     TRANSIENT_REMEDY,
     ObjectInfo,
     Store,
+    changed_error,
 )
 from spotfit.store.factory import open_store
 from spotfit.store.filesystem_bucket import qualified_class_names, resolve_bucket
@@ -126,7 +125,7 @@ class FsspecStore:
         """
         found = self._read_attributes(key)
         if version and _version(found, version) != version:
-            raise _changed_error(key, self.url)
+            raise changed_error(f"{key} in {self.url}")
         # Servers reject a range that starts at the end or beyond it (HTTP status 416).
         size_bytes = int(found["size"])
         if start >= size_bytes or not length:
@@ -248,7 +247,7 @@ class ArrowStore:
         The version is compared before the read: pyarrow has no conditional reads.
         """
         if version and self.head(key).version != version:
-            raise _changed_error(key, self.url)
+            raise changed_error(f"{key} in {self.url}")
         with _translate_errors(self, key), self._fs.open_input_file(self._full_key(key)) as file:
             start = min(start, file.size())
             return bytes(file.read_at(min(length, file.size() - start), start))
@@ -365,12 +364,6 @@ def _version(found: Mapping[str, Any], like: str = "") -> str:
 
 def _arrow_version(found: Any) -> str:
     return f"{found.mtime_ns or 0}-{found.size}"
-
-
-def _changed_error(key: str, url: str) -> ObjectChangedError:
-    return ObjectChangedError(
-        f"{key} in {url} was changed after its version was read.", do=CHANGED_REMEDY
-    )
 
 
 @contextmanager

@@ -26,17 +26,16 @@ from spotfit.core.errors import (
     AlreadyExistsError,
     AtomicCreateUnsupportedError,
     NotFoundError,
-    ObjectChangedError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
 )
 from spotfit.store.api import (
     ALREADY_EXISTS_REMEDY,
-    CHANGED_REMEDY,
     NOT_FOUND_REMEDY,
     ObjectInfo,
     Store,
+    changed_error,
 )
 from spotfit.store.url import PARTIAL_FILE_PREFIX, RootUrl, validate_file_key, validate_key
 
@@ -87,7 +86,7 @@ class LocalStore:
             body = file.read(length)
             # After the read, which detects changes during the read as well.
             if version and _file_version(os.fstat(file.fileno())) != version:
-                raise _changed_error(key, self.url)
+                raise changed_error(f"{key} in {self.url}")
             return body
 
     def head(self, key: str) -> ObjectInfo:
@@ -243,12 +242,6 @@ def _file_version(found: os.stat_result) -> str:
     return f"{found.st_mtime_ns}-{found.st_size}"
 
 
-def _changed_error(key: str, url: str) -> ObjectChangedError:
-    return ObjectChangedError(
-        f"{key} in {url} was changed after its version was read.", do=CHANGED_REMEDY
-    )
-
-
 def _to_store_error(error: OSError, what: str, *, is_read: bool) -> StoreError:
     code = error.errno
     operation = "read" if is_read else "write"
@@ -365,7 +358,7 @@ class MemoryStore:
     def get_range(self, key: str, start: int, length: int, *, version: str = "") -> bytes:
         body = self.get(key)
         if version and body_version(body) != version:
-            raise _changed_error(key, self.url)
+            raise changed_error(f"{key} in {self.url}")
         return body[start : start + length]
 
     def head(self, key: str) -> ObjectInfo:

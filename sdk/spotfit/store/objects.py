@@ -14,7 +14,6 @@ from spotfit.core.errors import (
     AlreadyExistsError,
     ConfigError,
     NotFoundError,
-    ObjectChangedError,
     StoreError,
     StorePermissionError,
     TransientStoreError,
@@ -22,12 +21,12 @@ from spotfit.core.errors import (
 from spotfit.store import clients
 from spotfit.store.api import (
     ALREADY_EXISTS_REMEDY,
-    CHANGED_REMEDY,
     NOT_FOUND_REMEDY,
     PERMISSION_REMEDY,
     TRANSIENT_REMEDY,
     ObjectInfo,
     Store,
+    changed_error,
 )
 from spotfit.store.local import atomic_write
 from spotfit.store.retry import RetryPolicy, call_with_denials_repeated, call_with_retries
@@ -374,7 +373,7 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
     if is_create and is_taken and (status == 412 or type(error).__name__ == "AlreadyExistsError"):
         return AlreadyExistsError(f"{what} already exists.", do=ALREADY_EXISTS_REMEDY)
     if status == 412:
-        return ObjectChangedError(f"{what} was replaced while it was read.", do=CHANGED_REMEDY)
+        return changed_error(what)
     if _MISSING_BUCKET.search(text):
         return StoreError(
             f"The bucket of {what} does not exist.",

@@ -5,7 +5,6 @@ Snapshots in local mode: each is written to a temporary directory and committed 
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from spotfit.checkpoint.reader import (
 from spotfit.checkpoint.snapshot_channel import GroupOutlook, SnapshotStatus
 from spotfit.checkpoint.writer import SnapshotUploadJob, upload_snapshot
 from spotfit.core.errors import ConfigError
+from spotfit.core.lazy_names import is_loaded_instance
 from spotfit.host import log
 from spotfit.model.config import unknown_dataset_error
 from spotfit.model.reporting import (
@@ -323,9 +323,7 @@ class LocalSession:
         return self._loaded_datasets[name]
 
     def _open_shard(self, name: str, loaded: Any) -> Any:
-        # A dataset of spotfit has imported its module: other objects need no import.
-        module = sys.modules.get("spotfit.data.dataset")
-        if module is None or not isinstance(loaded, module.Dataset):
+        if not is_loaded_instance(loaded, "spotfit.data.dataset", "Dataset"):
             self._reject_several_processes(name, loaded)
             return loaded
         self._dataset_shards.add(name, loaded)

@@ -28,7 +28,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -137,9 +136,6 @@ def _run(start: StartWorker, connection: AgentConnection, framework: Framework) 
             connection,
             store,
             devices=devices,
-            load_datasets=partial(payload.load_object, DATASETS)
-            if DATASETS in payload.object_pickles
-            else None,
             pickled_datasets=payload.object_pickles.get(DATASETS, b""),
         )
         training_api.set_session(session)

@@ -48,6 +48,7 @@ from spotfit.checkpoint.writer import (
     upload_with_user_fn,
 )
 from spotfit.code import function_pickle
+from spotfit.code.code_bundle import DATASETS
 from spotfit.code.function_pickle import pickle_object, unpickle
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
@@ -132,8 +133,7 @@ class Session:
     Args:
         store: Rooted at the run's directory.
         devices: The accelerators of this worker, such as ("cuda:0",).
-        load_datasets: Returns the trainer's datasets; None if it has none.
-        pickled_datasets: Their pickle, for feeders.
+        pickled_datasets: The trainer's datasets; b"" if it has none.
         on_upload_error: Called in the upload thread if a background upload fails. By default it
             reports the error and exits the process, because the training function cannot be
             interrupted.
@@ -146,13 +146,11 @@ class Session:
         store: Store,
         *,
         devices: tuple[str, ...] = (),
-        load_datasets: Callable[[], TrainerDatasets] | None = None,
         pickled_datasets: bytes = b"",
         on_upload_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.context = TrainContext(start, store)
         self.devices = devices
-        self._load_datasets = load_datasets
         self._pickled_datasets = pickled_datasets
         self._start = start
         self._connection = connection
@@ -315,7 +313,7 @@ class Session:
 
         The same object on every call. Raises `UnknownDatasetError` (a KeyError).
         """
-        if self._load_datasets is None:
+        if not self._pickled_datasets:
             raise unknown_dataset_error(name, ())
         return self._dataset_shards.get(name)
 
@@ -331,7 +329,7 @@ class Session:
 
         Raises `ConfigError` if a position belongs to other rows.
         """
-        if self._load_datasets is not None:
+        if self._pickled_datasets:
             self._dataset_shards.resume(positions)
 
     def _initial_data_positions(self) -> Mapping[str, Mapping[str, Any]]:
@@ -787,7 +785,6 @@ class Session:
         from spotfit.data.iteration.shard import ShardGroup
         from spotfit.data.rank_shards import DatasetShards
 
-        assert self._load_datasets is not None
         group = ShardGroup(
             rank=self._start.rank,
             world_size=self._start.world_size,
@@ -795,7 +792,7 @@ class Session:
             # Continued runs keep their id, and with it the order of their data.
             seed=int(hashlib.sha256(self._start.run_id.encode()).hexdigest()[:8], 16),
         )
-        datasets = self._load_datasets()
+        datasets: TrainerDatasets = unpickle(self._pickled_datasets, description=DATASETS)
         feeders = self._open_feeders(datasets) if self._spec.feeders is not None else None
         return DatasetShards(
             datasets,

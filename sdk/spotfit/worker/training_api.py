@@ -416,8 +416,8 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     A `spotfit.data.DataIterator`; the same object on every call. Which rows it has is determined
     by the trainer's `DataConfig`. After a restart from a checkpoint with files it continues after
     the last row that was trained on; after one from a snapshot, once its `Checkpointer` has
-    restored it. In local mode (`num_workers=0`)
-    an object that is not a `spotfit.data.Dataset` is returned unchanged.
+    restored it. In local mode (`num_workers=0`) an object that is not a `spotfit.data.Dataset` is
+    returned unchanged.
 
     Raises `UnknownDatasetError`, a KeyError, if the trainer has no dataset of this name.
     Raises `SessionMisuseError` outside of a training function.

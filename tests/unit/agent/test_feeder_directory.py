@@ -77,6 +77,15 @@ def test_the_share_is_of_the_last_minute() -> None:
     assert measured((30.0, 0, 9.0), (80.0, 0, 1.0), until=95.0) == 0.1
 
 
+def test_the_share_does_not_contain_waits_of_a_round_that_has_ended_long_ago() -> None:
+    directory, coordinator = FeederDirectory(), a_coordinator()
+    directory.update(coordinator, (FEEDER,), 0.0)
+    send(coordinator, 0, DataWaited(waited_s=5.0, elapsed_s=10.0))
+    directory.update(coordinator, (FEEDER,), 60.0)
+    assert directory.wait_share((FEEDER,), 60.0) == 0.5
+    assert directory.wait_share((FEEDER,), 121.0) is None
+
+
 def test_the_share_is_unknown_before_a_minute_and_without_messages() -> None:
     assert measured((50.0, 0, 1.0), until=59.0) is None
     assert measured(until=100.0) is None

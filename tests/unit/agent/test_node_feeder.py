@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spotfit.agent.node_feeder import NodeFeeder
 from spotfit.agent.ports import AgentMessageReceived
 from spotfit.core.ids import Token
-from spotfit.model.events import FitEnded
+from spotfit.model.events import FitEnded, RankFailure
 from spotfit.model.spec import FeederSpec, RunSpec
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
-from spotfit.protocol.agent_leader import FeederReady, Join
+from spotfit.protocol.agent_leader import FeederReady, Join, NodeUnusable
 from spotfit.testing.builders import RUN_ID, TOKEN, a_group, a_member, a_spec, a_view
 from tests.unit.agent.simulated_cluster import Infrastructure
 
@@ -46,11 +48,9 @@ class Node:
         self.process = FakeFeederNode()
         self.feeder = NodeFeeder(token, transport, self.process)
 
-    def reports(self) -> list[FeederReady]:
-        events = [
-            one for one in self._leader.drain_events() if isinstance(one, AgentMessageReceived)
-        ]
-        return [one.message for one in events if isinstance(one.message, FeederReady)]
+    def reports(self) -> list[Any]:
+        events = self._leader.drain_events()
+        return [one.message for one in events if isinstance(one, AgentMessageReceived)]
 
 
 def ended(view: View) -> View:
@@ -109,3 +109,30 @@ def test_the_end_of_the_feeders_is_reported() -> None:
     node.process.stop()
     node.feeder.send_report(is_reconnected=False)
     assert node.reports() == [FeederReady(feeder=FEEDER), FeederReady(feeder=None)]
+
+
+def starts_and_ends(node: Node, starts: range) -> None:
+    for start in starts:
+        node.feeder.apply_view(VIEW, 100.0 * start)
+        node.feeder.send_report(is_reconnected=False)
+        node.process.stop()
+
+
+def test_a_machine_whose_feeders_never_listen_is_reported_once_to_each_leader() -> None:
+    node = Node()
+    starts_and_ends(node, range(4))
+    node.feeder.send_report(is_reconnected=False)
+    assert node.reports() == []
+    starts_and_ends(node, range(4, 5))
+    for is_reconnected in (False, False, True):
+        node.feeder.send_report(is_reconnected=is_reconnected)
+    message = "its feeders ended 5 times before they accepted connections"
+    unusable = NodeUnusable(failure=RankFailure(rank=0, kind="died", message=message))
+    assert node.reports() == [unusable] * 2
+
+
+def test_feeders_that_have_listened_are_only_started_again() -> None:
+    node = Node()
+    node.process.feeder = FEEDER
+    starts_and_ends(node, range(6))
+    assert [type(one) for one in node.reports()] == [FeederReady] * 2

@@ -3,29 +3,29 @@
 import pytest
 
 from benchmarks import data
-from benchmarks.data import Reading, compare, table
+from benchmarks.data import SideRun, compare, table
 
 
-def a_reading(side: str, cpu_s: float, first_cpu_s: float, memory_mb: int) -> Reading:
+def a_run(side: str, cpu_s: float, first_cpu_s: float, memory_mb: int) -> SideRun:
     reading = {"rows": 1000, "cpu_s": cpu_s, "first_cpu_s": first_cpu_s}
-    return Reading(side, reading, memory_mb * 1_000_000, 1, "")
+    return SideRun(side, reading, memory_mb * 1_000_000, 1, "")
 
 
-def runs_of(monkeypatch: pytest.MonkeyPatch, **readings: list[Reading]) -> list[str]:
-    """Replace runs by these readings of each side; return the sides in the order of their runs."""
+def runs_of(monkeypatch: pytest.MonkeyPatch, **runs: list[SideRun]) -> list[str]:
+    """Replace the runs of each side by these; return the sides in the order of their runs."""
     order = list[str]()
 
-    def run(side: str, _name: str) -> Reading:
+    def run(side: str, _name: str) -> SideRun:
         order.append(side)
-        return readings[side].pop(0)
+        return runs[side].pop(0)
 
     monkeypatch.setattr(data, "run", run)
     return order
 
 
 def test_pairs_alternate_and_the_first_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = [a_reading("ray", 10.0, 8.0, 900)] * 4
-    fast = [a_reading("spotfit", cpu_s, 0.5, 300) for cpu_s in (99.0, 1.0, 2.0, 4.0)]
+    slow = [a_run("ray", 10.0, 8.0, 900)] * 4
+    fast = [a_run("spotfit", cpu_s, 0.5, 300) for cpu_s in (99.0, 1.0, 2.0, 4.0)]
     order = runs_of(monkeypatch, ray=slow, spotfit=fast)
 
     compared = compare("tables", "ray", 3)
@@ -40,8 +40,8 @@ def test_pairs_alternate_and_the_first_is_discarded(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_failed_run_is_counted_and_has_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Reading("ray", {}, 0, 1, "Traceback")
-    runs_of(monkeypatch, ray=[failed] * 2, spotfit=[a_reading("spotfit", 1.0, 0.0, 300)] * 2)
+    failed = SideRun("ray", {}, 0, 1, "Traceback")
+    runs_of(monkeypatch, ray=[failed] * 2, spotfit=[a_run("spotfit", 1.0, 0.0, 300)] * 2)
 
     compared = compare("tables", "ray", 1)
 
@@ -50,4 +50,4 @@ def test_a_failed_run_is_counted_and_has_no_ratio(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_first_batch_within_a_tick_of_the_kernel_has_the_length_of_a_tick() -> None:
-    assert a_reading("spotfit", 1.0, 0.0, 300).first_cpu_s == 0.01
+    assert a_run("spotfit", 1.0, 0.0, 300).first_cpu_s == 0.01

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import spotfit.data
 from spotfit.client.fit import start_run
 from spotfit.client.run_config import RunConfig
+from spotfit.code import function_pickle
 from spotfit.core.errors import RunActiveError
 from spotfit.model.config import FailureConfig
 from spotfit.model.group import GroupRequest
@@ -79,6 +82,17 @@ def test_unchanged_code_rejoins(harness: ClientHarness, project: Project) -> Non
     start_run(harness.request(project.train()))
     project.edit("SCALE = 3", "# Three is enough.\n\nSCALE = 3")
     start_run(harness.request(project.train()))
+    assert harness.view.fit_count == 1
+
+
+def test_a_run_with_a_large_table_is_rejoined(
+    harness: ClientHarness, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MAX_PICKLE_BYTES", "WARN_PICKLE_BYTES"):
+        monkeypatch.setattr(function_pickle, limit, 2**20)
+    table = spotfit.data.from_numpy(np.random.default_rng(0).random(2**18))
+    for _ in range(2):
+        start_run(harness.request(project.train(), datasets={"train": table}))
     assert harness.view.fit_count == 1
 
 

@@ -122,7 +122,6 @@ class LeaderHarness:
             group_statuses=self.leader.group_statuses,
             granted_at=self.leader.granted_at,
             refused_at=self.leader.refused_at,
-            validator_refused_at=self.leader.validator_refused_at,
         )
 
     @property
@@ -201,7 +200,7 @@ def test_a_validation_machine_has_its_own_role() -> None:
     (request,) = [one.request for one in harness.events[5:] if isinstance(one, GroupPlanned)]
     assert (request.role, request.num_workers, request.total_workers) == ("validate", 1, 1)
     assert request.resources_per_worker == {"GPU": 1.0}
-    assert (harness.leader.validator_refused_at, harness.leader.refused_at) == (7.0, None)
+    assert harness.leader.refused_at == {"validate": 7.0}
 
 
 def test_a_machine_for_feeders_has_its_own_role_and_resources() -> None:
@@ -220,11 +219,10 @@ def test_a_machine_for_feeders_has_its_own_role_and_resources() -> None:
     harness.cloud.submit_results = [Refusal("full")]
     connected = member_statuses(*(a_member_status(member=one, running_round=1) for one in members))
     harness.steps(7.0, a_leader_state(members=connected, phase=a_training()))
-    # The state that is passed does not contain the refusal, so a second request follows.
-    request, _ = [one.request for one in harness.events[5:] if isinstance(one, GroupPlanned)]
+    [request] = [one.request for one in harness.events[5:] if isinstance(one, GroupPlanned)]
     assert (request.role, request.num_workers, request.total_workers) == ("feed", 1, 1)
     assert request.resources_per_worker == {"CPU": 16.0}
-    assert (harness.leader.feeder_refused_at, harness.leader.refused_at) == (7.0, None)
+    assert harness.leader.refused_at == {"feed": 7.0}
 
 
 def test_a_planned_group_is_submitted_by_a_successor_with_the_same_token() -> None:

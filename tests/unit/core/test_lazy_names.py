@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from spotfit.core.lazy_names import is_loaded_instance
+
 PACKAGE = """
 from spotfit.core.lazy_names import lazy_names
 
@@ -42,3 +44,10 @@ def test_completion_offers_public_names_only() -> None:
     import lazy_package_of_test
 
     assert [name for name in dir(lazy_package_of_test) if name[0] != "_"] == ["answer"]
+
+
+def test_instances_are_recognized_without_an_import() -> None:
+    assert not is_loaded_instance("text", "lazy_package_of_test.module", "Answer")
+    assert "lazy_package_of_test.module" not in sys.modules
+    assert is_loaded_instance(Path(), "pathlib", "PurePath", "Path")
+    assert not is_loaded_instance("text", "pathlib", "PurePath", "Path")

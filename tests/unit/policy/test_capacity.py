@@ -22,7 +22,6 @@ from spotfit.policy.capacity import (
     is_replaced,
     missing_workers,
     network_in_use,
-    next_request_at,
     pending_slots,
     staying_members,
     surplus_groups,
@@ -158,30 +157,10 @@ def test_no_workers_are_missing_while_enough_are_joined_or_pending(
     )
 
 
-# --- backoff of requests -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("refusals", "wait_s"), [(1, 1.0), (2, 2.0), (5, 16.0), (7, 60.0), (5000, 60.0)]
-)
-def test_requests_back_off_after_refusals(refusals: int, wait_s: float) -> None:
-    request = next_request_at(a_view(refusals=refusals), a_leader_state(refused_at=100.0))
-    assert request == 100.0 + wait_s
-
-
-def test_requests_back_off_after_boot_failures() -> None:
-    assert next_request_at(a_view(boot_failures=3), a_leader_state(refused_at=100.0)) == 104.0
-
-
 def test_too_many_boot_failures_are_final() -> None:
     assert boot_failure_reason(a_view(boot_failures=40)) is None, "20 for each of the two"
     assert boot_failure_reason(a_view(boot_failures=41)) is not None
     assert boot_failure_reason(a_view(groups={}, boot_failures=21)) is not None
-
-
-def test_without_refusals_the_next_request_is_immediate() -> None:
-    assert next_request_at(a_view(refusals=3), a_leader_state(refused_at=None)) == float("-inf")
-    assert next_request_at(a_view(refusals=0), a_leader_state(refused_at=NOW)) == float("-inf")
 
 
 # --- lost nodes ----------------------------------------------------------------------------------
@@ -420,11 +399,6 @@ def test_the_loss_of_a_machine_whose_agent_joined_has_no_such_explanation() -> N
     report = an_agent_crash(1, unreachable=Unreachable.LEADER)
     assert with_crash(a_view(), LOST, report) == LOST
     assert with_unreachable(LOST, Unreachable.STORAGE) == LOST
-
-
-def test_the_pause_after_failed_starts_does_not_grow_with_the_machines() -> None:
-    state = a_leader_state(members={}, refused_at=NOW)
-    assert next_request_at(a_view(boot_failures=16, failed_starts=2), state) == NOW + 2.0
 
 
 def test_a_node_that_does_not_join_is_lost_after_the_boot_timeout() -> None:

@@ -18,11 +18,10 @@ from spotfit.policy.capacity import (
     joining_slots,
     missing_by_offer,
     network_in_use,
-    offer_request_due_s,
     pending_slots,
     surplus_groups,
-    unusable_until_s,
 )
+from spotfit.policy.request_backoff import offer_request_due_s, unusable_until_s
 from spotfit.testing.builders import a_group_status, an_agent_id
 from tests.unit.policy.networked_run import (
     FAR,

@@ -14,7 +14,6 @@ from spotfit.policy.capacity import (
     is_unwanted,
     missing_by_offer,
     missing_workers,
-    offer_request_due_s,
     staying_members,
     surplus_groups,
 )
@@ -137,22 +136,6 @@ def test_a_chosen_offer_is_wanted() -> None:
     run.request(0, "t-1", SPOT)
     run.choose(0, "spot")
     assert not is_unwanted(run.view, FIRST)
-
-
-# --- Pauses ---------------------------------------------------------------------------------------
-
-
-def test_an_offer_without_refusals_may_be_requested_at_once() -> None:
-    assert offer_request_due_s(OfferedRun().view, "spot") == 0.0
-
-
-@pytest.mark.parametrize(("refusals", "pause_s"), [(1, 1.0), (2, 2.0), (6, 32.0), (7, 60.0)])
-def test_pauses_of_a_refused_offer_grow_to_a_minute(refusals: int, pause_s: float) -> None:
-    run = OfferedRun()
-    for n in range(refusals):
-        run.refuse(100, f"t-{n}", SPOT)
-    assert offer_request_due_s(run.view, "spot") == 100 + pause_s
-    assert offer_request_due_s(run.view, "on-demand") == 0.0
 
 
 # --- Surplus --------------------------------------------------------------------------------------

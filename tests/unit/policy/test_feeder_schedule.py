@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import FitEnded
+from spotfit.model.events import FitEnded, NodeLost, RankFailure
 from spotfit.model.leader_state import LeaderState, MemberStatus, NoRound
 from spotfit.model.spec import FeederSpec
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import MachineGroup, View
-from spotfit.policy.actions import LeaderAction, ReleaseGroups, RequestMachines, SubmitGroup, Wait
+from spotfit.policy.actions import (
+    AppendEvent,
+    LeaderAction,
+    ReleaseGroups,
+    RequestMachines,
+    SubmitGroup,
+    Wait,
+)
 from spotfit.policy.feeder_schedule import feeder_addresses, feeder_count, release_feeders
 from spotfit.policy.scheduler import next_action
 from spotfit.testing.builders import (
@@ -182,6 +189,14 @@ def test_a_lost_machine_is_replaced() -> None:
     assert isinstance(action_of(view, observed(None)), RequestMachines)
 
 
+def test_a_machine_whose_environment_cannot_be_set_up_is_lost() -> None:
+    failure = RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
+    state = observed(None, feeder(0, is_listening=False, node_failure=failure))
+    reason = "its environment could not be set up: ShippingError: no torch"
+    lost = NodeLost(token=token_of(0), node=0, agent=None, reason=reason)
+    assert action_of(a_run((1, 1), machines=1), state) == AppendEvent(lost)
+
+
 def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
     between = a_run((2, 4), round=None)
     state = observed(None, phase=NoRound(since=NOW))
@@ -196,7 +211,7 @@ def test_refused_machines_are_requested_after_a_growing_pause(
     refusals: int, pause_s: float
 ) -> None:
     view = a_run((1, 1), feeder_refusals=refusals)
-    state = observed(None, feeder_refused_at=NOW)
+    state = observed(None, refused_at={"feed": NOW})
     assert isinstance(action_of(view, state, NOW + pause_s - 0.1), Wait)
     assert isinstance(action_of(view, state, NOW + pause_s), RequestMachines)
 

@@ -12,8 +12,9 @@ from spotfit.model.market_record import MarketRecord, OfferRecord, RequestRecord
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.spec import CostSpec
 from spotfit.model.usage import GroupUsage, MachineUse, Usage
-from spotfit.policy.capacity import offer_request_due_s, surplus_groups
+from spotfit.policy.capacity import surplus_groups
 from spotfit.policy.machine_choice import choose_machines
+from spotfit.policy.request_backoff import offer_request_due_s
 from spotfit.testing.builders import (
     TOKEN,
     a_group,

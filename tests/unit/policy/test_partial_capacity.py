@@ -22,8 +22,9 @@ from spotfit.model.group import GroupHandle, GroupPlan, GroupStatus, NodeState, 
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.view import View
 from spotfit.policy.actions import AppendEvent, RequestMachines, Wait
-from spotfit.policy.capacity import find_lost_nodes, next_request_at
+from spotfit.policy.capacity import find_lost_nodes
 from spotfit.policy.partial_capacity import partial_capacity_loss, waiting_reason_change
+from spotfit.policy.request_backoff import next_request_at
 from spotfit.policy.scheduler import next_action
 from spotfit.testing.builders import (
     TOKEN,
@@ -135,7 +136,7 @@ def test_machines_of_a_round_are_never_released() -> None:
 
 def test_all_machines_are_requested_again_after_a_pause() -> None:
     view, _ = released(VIEW, state_of(0, 1))
-    state = state_of(0, refused_at=TIMEOUT_S, group_statuses={})
+    state = state_of(0, refused_at={"train": TIMEOUT_S}, group_statuses={})
     pause_s = next_request_at(view, state) - TIMEOUT_S
     assert 150.0 <= pause_s <= 450.0
     assert isinstance(next_action(view, state, TIMEOUT_S + pause_s - 1.0), Wait)
@@ -156,12 +157,12 @@ def test_a_sweep_without_machines_requests_them_at_once() -> None:
     sweep = a_leader_state(is_headless=True, leading_since=5000.0)
     assert next_request_at(gone, sweep) == float("-inf")
     assert next_request_at(view, sweep) >= 5150.0, "a machine remains, whose agent may lead"
-    assert next_request_at(gone, replace(sweep, refused_at=5000.0)) >= 5150.0
+    assert next_request_at(gone, replace(sweep, refused_at={"train": 5000.0})) >= 5150.0
 
 
 def test_the_pause_grows_with_every_release_up_to_an_hour() -> None:
     view, _ = released(VIEW, state_of(0, 1))
-    state = state_of(0, refused_at=0.0)
+    state = state_of(0, refused_at={"train": 0.0})
     for releases in range(2, 30):
         longer = replace(view, partial_releases=releases)
         shortest = min(3600.0, 300.0 * 2 ** (releases - 1)) / 2

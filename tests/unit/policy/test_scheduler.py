@@ -109,7 +109,7 @@ def test_a_planned_group_is_submitted_by_any_leader() -> None:
 
 def test_after_a_refusal_the_leader_waits() -> None:
     view = a_view(groups={}, refusals=3, last_refusal="full")
-    wait = wait_of(view, a_leader_state(members={}, refused_at=NOW))
+    wait = wait_of(view, a_leader_state(members={}, refused_at={"train": NOW}))
     assert (wait.until, wait.reason) == (NOW + 4.0, "refused 3 times: full")
 
 
@@ -1049,7 +1049,7 @@ def leader_states(draw: st.DrawFn, view: View) -> LeaderState:
             )
         ),
         granted_at=draw(st.dictionaries(st.tuples(st.just(TOKEN), st.integers(0, 1)), TIMES)),
-        refused_at=draw(st.none() | TIMES),
+        refused_at=draw(st.dictionaries(st.just("train"), TIMES)),
     )
 
 

@@ -12,6 +12,7 @@ from spotfit.model.events import (
     CancelRequested,
     FailureCause,
     FitEnded,
+    GroupsReleased,
     GroupWaiting,
     LeaderElected,
     MachinesChosen,
@@ -154,6 +155,17 @@ def test_a_refused_offer_is_requested_after_a_pause() -> None:
     assert waiting.until == pytest.approx(NOW + 0.6)
     assert waiting.reason == "spot was refused 1 times: no capacity"
     assert isinstance(action(run, 11.0), RequestMachines)
+
+
+def test_an_offer_of_an_unusable_network_is_requested_after_a_pause() -> None:
+    far, sibling = (an_offer(name, 1.0, network="b") for name in ("far", "sibling"))
+    run = OfferedRun(sibling, far, uses_on_demand=False, budget_usd=100.0)
+    run.request(0, "t-1", far, network="b")
+    lost = NodeLost(token=Token("t-1"), node=0, agent=None, reason="", is_unusable=True)
+    run.add(10, lost, replace(lost, node=1), GroupsReleased(token=Token("t-1")))
+    run.choose(10, standing="sibling")
+    reason = "machines of the network of sibling could train nothing"
+    assert action(run, 45.0) == Wait(NOW + 25.0, reason)
 
 
 def test_a_refused_offer_does_not_delay_the_request_of_another() -> None:

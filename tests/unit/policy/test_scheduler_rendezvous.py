@@ -161,7 +161,7 @@ def test_a_round_waits_for_pending_machines() -> None:
         ),
         (
             a_view(**ELASTIC, last_refusal="full", refusals=1),
-            a_leader_state(members=ONE, phase=NoRound(since=NOW), refused_at=NOW - 0.5),
+            a_leader_state(members=ONE, phase=NoRound(since=NOW), refused_at={"train": NOW - 0.5}),
         ),
     ],
     ids=["timeout", "no machine pending", "refused"],

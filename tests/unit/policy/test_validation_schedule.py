@@ -165,7 +165,7 @@ def test_validations_run_one_at_a_time() -> None:
 
 def test_a_refused_machine_falls_back_to_the_workers_nodes() -> None:
     refused = a_run(validator_refusals=1)
-    action = next_action_of(refused, busy_workers(validator_refused_at=NOW))
+    action = next_action_of(refused, busy_workers(refused_at={"validate": NOW}))
     assert action == AppendEvent(
         ValidationStarted(
             checkpoint_name="c1",
@@ -185,10 +185,12 @@ def test_requests_back_off_after_refusals() -> None:
         current_validation=started(an_agent_id(0), TOKEN),
         current_validation_tries=1,
     )
-    assert isinstance(next_action_of(running, busy_workers(validator_refused_at=NOW)), Wait)
-    assert isinstance(next_action_of(running, busy_workers(validator_refused_at=NOW - 7.9)), Wait)
+    assert isinstance(next_action_of(running, busy_workers(refused_at={"validate": NOW})), Wait)
     assert isinstance(
-        next_action_of(running, busy_workers(validator_refused_at=NOW - 8.0)), RequestMachines
+        next_action_of(running, busy_workers(refused_at={"validate": NOW - 7.9})), Wait
+    )
+    assert isinstance(
+        next_action_of(running, busy_workers(refused_at={"validate": NOW - 8.0})), RequestMachines
     )
 
 
@@ -210,7 +212,7 @@ def test_the_wait_for_a_machine_is_bounded() -> None:
 def test_own_machine_determines_the_node(own_machine: bool, refusals: int, agent: Any) -> None:
     view = a_run(own_machine, validator_refusals=refusals)
     action = next_action_of(
-        view, busy_workers(validator_refused_at=NOW, validation_changed_at=NOW - 1e4)
+        view, busy_workers(refused_at={"validate": NOW}, validation_changed_at=NOW - 1e4)
     )
     found = action.event.agent if isinstance(action, AppendEvent) else None  # type: ignore[union-attr]
     assert found == agent
@@ -254,7 +256,7 @@ def test_credentials_that_are_invalid_for_some_minutes_fail_no_validation() -> N
 def test_without_a_requested_machine_nothing_is_awaited() -> None:
     """An incomplete elastic group would wait indefinitely otherwise."""
     spec = a_spec(min_workers=2, max_workers=4, validation=ValidationSpec(), timing=TIMING)
-    action = next_action_of(a_run(spec=spec, refusals=1), busy_workers(refused_at=NOW))
+    action = next_action_of(a_run(spec=spec, refusals=1), busy_workers(refused_at={"train": NOW}))
     assert isinstance(action, AppendEvent)
     assert action.event.agent == an_agent_id(0)  # type: ignore[union-attr]
 
@@ -435,7 +437,7 @@ def test_a_machine_is_released_if_workers_are_refused() -> None:
     )
     state = a_leader_state(
         members=member_statuses(a_member_status(0), validator()),
-        refused_at=NOW,
+        refused_at={"train": NOW},
         validation_changed_at=NOW,
     )
     assert next_action_of(without_workers, state) == ReleaseGroups(OWN)

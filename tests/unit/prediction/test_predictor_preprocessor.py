@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 import numpy as np
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
-from spotfit.data.preprocessors import StandardScaler, Tokenizer, checkpoint_metadata
+from spotfit.data.preprocessors import Concatenator, StandardScaler, Tokenizer, checkpoint_metadata
 from spotfit.frameworks.torch.torch_checkpoint import TorchCheckpoint
 from spotfit.prediction.predictor import Predictor, preprocessor_of
 
@@ -29,6 +29,16 @@ def test_a_preprocessor_without_code_is_read_from_any_checkpoint(tmp_path: Path)
     checkpoint.update_metadata(checkpoint_metadata(scaler))
     predictor = Sum(preprocessor_of(checkpoint))
     assert predictor.predict({"x": np.array([1.0, 5.0])})["y"].tolist() == [2.0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_reported_checkpoint_of_a_framework_has_its_preprocessor(tmp_path: Path) -> None:
+    stored = TorchCheckpoint.from_directory(tmp_path)
+    stored.set_preprocessor(Tokenizer(["t"], str.split))
+    stored.set_preprocessor(Concatenator(["x"]))
+    # A report returns a plain Checkpoint, of which nothing is unpickled.
+    for reported in (Checkpoint.from_directory(tmp_path), stored):
+        assert preprocessor_of(reported).parameters() == Concatenator(["x"]).parameters()
 
 
 def test_a_preprocessor_with_code_is_read_from_checkpoints_of_frameworks(tmp_path: Path) -> None:

@@ -7,6 +7,20 @@ from torch.nn import SyncBatchNorm as SyncBatchNorm
 
 from spotfit.horovod.torch import elastic as elastic
 from spotfit.horovod.torch.broadcast_state import broadcast_optimizer_state, broadcast_parameters
+from spotfit.horovod.torch.build_features import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
 from spotfit.horovod.torch.distributed_optimizer import DistributedOptimizer
 from spotfit.horovod.torch.exchanges import (
     allgather,
@@ -27,30 +41,18 @@ from spotfit.horovod.torch.handles import HorovodInternalError, poll, synchroniz
 from spotfit.horovod.torch.process_sets import (
     ProcessSet,
     add_process_set,
-    ccl_built,
     cross_rank,
     cross_size,
-    cuda_built,
-    ddl_built,
     global_process_set,
-    gloo_built,
-    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     rank,
     remove_process_set,
-    rocm_built,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
 )
 from spotfit.horovod.torch.reductions import (
     Adasum,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from spotfit.host import env
 class ProcessSet:
     """Ranks that run collectives among themselves. Pass it to `init` or `add_process_set`."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         """`ranks` are those among all processes; they are sorted.
 
-        Raises `ConfigError` for ranks that are not integers, such as an MPI communicator.
+        Raises `ConfigError` for what is no list of integers, such as an MPI communicator.
         """
-        if not isinstance(ranks, Iterable) or not all(isinstance(rank, int) for rank in ranks):
+        if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
             raise ConfigError(
                 f"ProcessSet({ranks!r}): process sets are lists of ranks; there is no MPI.",
                 do="Pass the ranks as integers, such as ProcessSet([0, 1]).",
@@ -226,74 +226,6 @@ def require_member(process_set: ProcessSet) -> int:
             do="Call hvd.add_process_set() on all ranks, and the collective on those of the set.",
         )
     return members
-
-
-# --- What this build has --------------------------------------------------------------------------
-
-
-def mpi_built() -> bool:
-    """Return False: there is no MPI."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """Return False: there is no MPI."""
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    """Return False: there is no MPI."""
-    return False
-
-
-def gloo_built() -> bool:
-    """Return whether torch has gloo."""
-    return dist.is_gloo_available()
-
-
-def gloo_enabled() -> bool:
-    """Return whether torch has gloo."""
-    return dist.is_gloo_available()
-
-
-def nccl_built() -> int:
-    """Return the version of torch's NCCL as one number, such as 22105 for 2.21.5; 0 without it."""
-    if not dist.is_nccl_available():
-        return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
-    return int(major) * 10_000 + int(minor) * 100 + int(patch)
-
-
-def ddl_built() -> bool:
-    """Return False: there is no DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False: there is no oneCCL."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Return whether torch is built with CUDA."""
-    return torch.version.cuda is not None
-
-
-def rocm_built() -> bool:
-    """Return whether torch is built with ROCm."""
-    return torch.version.hip is not None
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Raise `ConfigError`: there is no timeline of Horovod's operations."""
-    raise ConfigError(
-        f"hvd.start_timeline({file_path!r}) is not supported: the collectives are torch's.",
-        do="Use torch.profiler, which records collectives, too.",
-    )
-
-
-def stop_timeline() -> None:
-    """Do nothing: no timeline can be started."""
 
 
 # --- Forming the group ----------------------------------------------------------------------------

@@ -386,8 +386,7 @@ class _GroupedAllreduce(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.arguments = op, scales, process_set
         copies = [_copy(tensor) for tensor in tensors]
-        options = scales[0], scales[1], process_set
-        return tuple(grouped_allreduce_async_(copies, None, None, op, *options).wait())
+        return tuple(grouped_allreduce_async_(copies, None, None, op, *scales, process_set).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -403,8 +402,7 @@ class _Reducescatter(torch.autograd.Function):
         ctx.op, ctx.process_set = op, process_set
         # As in Horovod: a sum is scaled as if the losses of all ranks were averaged.
         ctx.factor = scales[0] * scales[1] * (process_set.size() or 1 if op == Sum else 1)
-        options = op, process_set, *scales
-        part: Tensor = reducescatter_async(tensor, None, *options).wait()
+        part: Tensor = reducescatter_async(tensor, None, op, process_set, *scales).wait()
         return part
 
     @staticmethod

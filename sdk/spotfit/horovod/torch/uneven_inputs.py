@@ -35,8 +35,8 @@ class _Announcements:
     def __init__(self) -> None:
         self.count = 0
         """Equal on all ranks between two collectives."""
-        self._pending: deque[tuple[Any, torch.Tensor]] = deque()
         # Without `wait` torch does not keep the tensor of a collective.
+        self._pending: deque[tuple[Any, torch.Tensor]] = deque()
 
     def start(self, values: list[int]) -> tuple[Any, torch.Tensor]:
         """Start the sum of `values` over all ranks; return torch's work and the tensor."""

@@ -169,14 +169,13 @@ class Checkpointer:
         `loader` is this rank's data loader, or what `spotfit.get_dataset_shard` returns; its
         position in the epoch is saved. The positions of the trainer's datasets are always saved;
         `loader` makes one of them count the epochs, for `every="epoch"` and the result of
-        `restore`. `every` says when
-        to save: "auto", a duration like "10m" or a timedelta, a number of steps, "epoch",
-        "at_notice", or a list of these. "auto" balances the cost of saving against the expected
-        loss. `max_overhead` limits the fraction of the time that "auto" uses; without it that is
-        limited to 3.5 % until the first loss. `save_at_end` says whether the last steps are saved
-        when the training function has returned; a rank does not wait for others then.
-        `total_steps` is the number of steps of the complete training: a run with a deadline
-        computes from it how long the training still takes. Raises `ConfigError`.
+        `restore`. `every` says when to save: "auto", a duration like "10m" or a timedelta, a number
+        of steps, "epoch", "at_notice", or a list of these. "auto" balances the cost of saving
+        against the expected loss. `max_overhead` limits the fraction of the time that "auto" uses;
+        without it that is limited to 3.5 % until the first loss. `save_at_end` says whether the
+        last steps are saved when the training function has returned; a rank does not wait for
+        others then. `total_steps` is the number of steps of the complete training: a run with a
+        deadline computes from it how long the training still takes. Raises `ConfigError`.
         """
         session = require_session("spotfit.torch.Checkpointer")
         trigger = parse_save_trigger(every, max_overhead=max_overhead)

@@ -164,7 +164,7 @@ class RestoreOperation:
         self._previous_optimizer_states, self._undo_overwrite = {}, None
         self._training_state.wait_for_gpus()
         self._log_differences(self._training_state.load_state_dict(self._incoming))
-        # Ranks beyond the saved ones take the position of rank 0: it is the same on all ranks.
+        # A group of another size takes the positions of rank 0: they are the same on all ranks.
         saved_rank = self._rank if self._world_size == len(saved.indices) else 0
         rank_state = _decode_rank_state(saved.indices[saved_rank])
         self._resume_datasets(rank_state.get(DATASETS_KEY, {}))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from spotfit.core.lazy_names import is_loaded_instance
 from spotfit.torch.checkpoint.data_position import TrainingLoopMonitor
 
 if TYPE_CHECKING:
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 def is_dataset_shard(loader: Any) -> TypeGuard[DataIterator | BatchPasses]:
     """Return whether `loader` is what `spotfit.get_dataset_shard` or its `iter_*` return."""
-    # Such an object has imported the module.
-    module = sys.modules.get("spotfit.data.iteration.data_iterator")
-    return module is not None and isinstance(loader, module.DataIterator | module.BatchPasses)
+    module = "spotfit.data.iteration.data_iterator"
+    return is_loaded_instance(loader, module, "DataIterator", "BatchPasses")
 
 
 class ShardDataPosition:
