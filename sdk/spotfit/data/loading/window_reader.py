@@ -35,12 +35,7 @@ class WindowReader:
         self._order = order
         self._limit_bytes = limit_bytes
         self._pool = pool
-        # The units of one source have one schema.
-        self._schema = _schema_of_union(manifest, columns) if len(manifest.sources) > 1 else None
-        self._source_columns = [
-            _columns_in(source.schema(units), columns)
-            for source, units in zip(manifest.sources, manifest.source_units, strict=True)
-        ]
+        self._columns = columns
         encoded_bytes = int(manifest.unit_bytes.sum())
         self._row_bytes = _INITIAL_EXPANSION * encoded_bytes / max(order.row_count, 1)
         self._held_bytes = 0
@@ -86,8 +81,7 @@ class WindowReader:
     def _read_part(self, part: UnitPart) -> pa.Table:
         unit, first, rows = part
         try:
-            columns = self._source_columns[self._manifest.unit_sources[unit]]
-            table = self._manifest.read_part(unit, first, rows, columns)
+            table = self._manifest.read_part(unit, first, rows, self._columns)
         except Exception as error:
             error.add_note(f"while {_unit_name(self._manifest, unit)} was read")
             raise
@@ -97,7 +91,7 @@ class WindowReader:
                 f"{table.num_rows} instead of {rows} from row {first} on.",
                 do="Do not change files while a run reads them.",
             )
-        return table if self._schema is None else _with_schema(table, self._schema)
+        return table
 
     def _assemble(self, block: LaneBlock, tables: list[pa.Table]) -> pa.Table:
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
@@ -107,22 +101,6 @@ class WindowReader:
             table = table.take(_arrow_indices(permutation))
         self._read.append((block, table.nbytes))
         return table
-
-
-def _schema_of_union(manifest: UnitManifest, columns: Sequence[str] | None) -> pa.Schema:
-    schema = manifest.schema
-    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
-
-
-def _columns_in(schema: pa.Schema, columns: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the wanted columns that a source has; None, all, if it has none of them."""
-    return [name for name in columns or () if name in schema.names] or None
-
-
-def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema, with its types, and nulls for those that are missing."""
-    table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
-    return table.select(schema.names)
 
 
 def _unit_name(manifest: UnitManifest, unit: int) -> str:
