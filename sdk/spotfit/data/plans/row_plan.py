@@ -18,11 +18,11 @@ from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
 from spotfit.data.plans.read_ahead import READ_THREADS, ReadTask, read_in_order
 from spotfit.data.plans.transforms import (
     BlockFunction,
+    ColumnTransform,
     Transform,
     bind_all,
     check_columns,
     columns_to_read,
-    is_column_transform,
 )
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.source import IntArray, Source, SourceUnits, int_array
@@ -268,7 +268,7 @@ class RowPlan:
 
 
 def _needs_no_rows(transform: Transform) -> bool:
-    return is_column_transform(transform) and not transform.runs_user_code
+    return isinstance(transform, ColumnTransform) and not transform.runs_user_code
 
 
 @dataclass(frozen=True, eq=False)

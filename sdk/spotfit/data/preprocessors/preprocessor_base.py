@@ -19,8 +19,8 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.formats.batch_formats import to_batch, to_block
 from spotfit.data.plans.transforms import (
     BlockFunction,
+    ColumnTransform,
     check_columns,
-    is_column_transform,
     set_column,
 )
 from spotfit.data.preprocessors import preprocessor_json
@@ -402,7 +402,7 @@ class PreprocessorTransform:
 
 
 @dataclass(frozen=True, eq=False)
-class KnownColumnsTransform(PreprocessorTransform):
+class KnownColumnsTransform(PreprocessorTransform, ColumnTransform):
     """A preprocessor whose columns are known, so that columns which nothing needs are not read."""
 
     preprocessor: ArrowPreprocessor
@@ -452,7 +452,7 @@ def fold_dataset(statistics: Iterable[Statistic], ds: Dataset) -> dict[Statistic
 
 
 def _blocks(ds: Dataset, columns: Sequence[str]) -> Iterator[pa.Table]:
-    if not all(map(is_column_transform, ds.transforms)):
+    if not all(isinstance(transform, ColumnTransform) for transform in ds.transforms):
         return ds.blocks()  # whether it has the columns is known only when rows are read
     ds.columns_to_read(columns)
     return ds.blocks(columns)
