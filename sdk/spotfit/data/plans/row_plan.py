@@ -21,10 +21,10 @@ from spotfit.data.plans.transforms import (
     ColumnTransform,
     Transform,
     bind_all,
-    check_columns,
     columns_to_read,
 )
 from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.schema import check_columns
 from spotfit.data.source import IntArray, Source, SourceUnits, int_array
 
 _SCHEMA_ROWS = 32

@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.core.input_checks import did_you_mean
 from spotfit.data.expressions import Expr, evaluate_column
+from spotfit.data.schema import check_columns
 
 BlockFunction: TypeAlias = Callable[[pa.Table], pa.Table]
 
@@ -297,18 +297,6 @@ def set_column(block: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -
     if index < block.num_columns:
         return block.set_column(index, name, values)
     return block.append_column(name, values)
-
-
-def check_columns(
-    call: str, columns: Sequence[str] | Mapping[str, str], known: Sequence[str]
-) -> None:
-    """Raise `ConfigError` if one of `columns` is not in `known`; `call` is what the user wrote."""
-    unknown = [name for name in columns if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"{call}: there is no column {', '.join(map(repr, unknown))}.",
-            do=" ".join(did_you_mean(name, known) for name in unknown),
-        )
 
 
 def columns_to_read(

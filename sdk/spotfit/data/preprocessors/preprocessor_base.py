@@ -20,12 +20,12 @@ from spotfit.data.formats.batch_formats import to_batch, to_block
 from spotfit.data.plans.transforms import (
     BlockFunction,
     ColumnTransform,
-    check_columns,
     set_column,
 )
 from spotfit.data.preprocessors import preprocessor_json
 from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
 from spotfit.data.preprocessors.column_statistics import Results, Statistic, fold
+from spotfit.data.schema import check_columns
 
 if TYPE_CHECKING:
     from spotfit.data.preprocessors.batch_kinds import Batch
