@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from spotfit.core.errors import ConfigError, IntegrityError
-from spotfit.core.input_checks import did_you_mean
+from spotfit.core.input_checks import did_you_mean, is_dataframe
 from spotfit.host.plugins import require_module
 
 if TYPE_CHECKING:
@@ -102,12 +102,6 @@ def check_batch(value: Any, *, source: str) -> Batch:
             do="Return one value per row in each column.",
         )
     return columns
-
-
-def is_dataframe(value: Any) -> bool:
-    """Return whether `value` is a pandas DataFrame, without importing pandas."""
-    kind = type(value)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def row_count(batch: Batch) -> int:

@@ -134,7 +134,7 @@ def test_other_values_are_no_batches(value: Any) -> None:
 
 def test_formats_are_converted_with_their_shapes() -> None:
     frame = batches.to_batch_format(columns(), "pandas")
-    assert batches.is_dataframe(frame)
+    assert isinstance(frame, pd.DataFrame)
     back = batches.to_batch_format(frame, "numpy")
     assert back["image"].shape == (5, 4, 3)
 
