@@ -9,11 +9,11 @@ from functools import partial
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.loading.lane_blocks import LaneBlock
 from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.order import EpochOrder, UnitPart, Window
 from spotfit.data.plans.unit_manifest import UnitManifest
-from spotfit.data.source import IntArray
 
 _INITIAL_EXPANSION = 4.0
 """Assumed size of rows in memory, relative to their encoded size, until the first are read."""
@@ -98,7 +98,7 @@ class WindowReader:
         window = Window(block.number, block.first, block.rows, tuple(block.parts))
         permutation = self._order.permutation(block.lane, window)
         if permutation is not None:
-            table = table.take(_arrow_indices(permutation))
+            table = table.take(arrow_array(permutation))
         self._read.append((block, table.nbytes))
         return table
 
@@ -114,8 +114,3 @@ def _unit_name(manifest: UnitManifest, unit: int) -> str:
         file = units.files[int(units.unit_files[index])]
         name += f" ({file.url.rstrip('/')}/{file.key})"
     return name
-
-
-def _arrow_indices(indices: IntArray) -> pa.Array:
-    # pa.array() imports pandas if it is installed, which takes more than a second.
-    return pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)])

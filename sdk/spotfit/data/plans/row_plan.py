@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from spotfit.data.files import path_of
 from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
 from spotfit.data.plans.read_ahead import READ_THREADS, ReadTask, read_in_order
 from spotfit.data.plans.transforms import (
@@ -362,7 +363,7 @@ def _shuffled_parts(
     for window in _windows(order):
         block = concat_blocks(list(islice(blocks, len(window.parts))))
         permutation = order.permutation(0, window)
-        yield block if permutation is None else block.take(pa.array(permutation))
+        yield block if permutation is None else block.take(arrow_array(permutation))
 
 
 def _windows(order: EpochOrder) -> Iterator[Window]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
+from spotfit.data.formats.column_arrays import arrow_array, list_array, tensor_array
 from spotfit.data.plans.transforms import BlockFunction, set_column
 from spotfit.data.preprocessors.column_statistics import (
     Results,
@@ -20,18 +21,15 @@ from spotfit.data.preprocessors.column_statistics import (
 )
 from spotfit.data.preprocessors.columns import (
     Int64Codes,
-    arrow_array,
     codes_of,
     column_of,
     count_matrix,
     int64_array,
     is_list,
-    list_array,
     list_lengths,
     list_values,
     require_no_missing,
     single_values,
-    tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import ArrowPreprocessor, ColumnPreprocessor
 
@@ -72,7 +70,7 @@ class OrdinalEncoder(ColumnPreprocessor):
         if not (is_list(column.type) and self.encode_lists):
             return _nullable(codes_of(column, indices))
         codes = codes_of(list_values(column), indices)
-        return list_array(_nullable(codes), list_lengths(column))
+        return list_array(list_lengths(column), _nullable(codes))
 
 
 class VectorEncoder(ColumnPreprocessor):

@@ -343,7 +343,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 from spotfit.data.preprocessors import Concatenator, OneHotEncoder, StandardScaler
-from spotfit.data.preprocessors.columns import arrow_array
+from spotfit.data.formats.column_arrays import arrow_array
 table = pa.Table.from_arrays([arrow_array(np.arange(3.0)), arrow_array(np.arange(3))], ["x", "n"])
 scaler, encoder = StandardScaler(["x"]), OneHotEncoder(["n"])
 scaler.stats_, encoder.stats_ = {"mean(x)": 1.0, "std(x)": 2.0}, {"unique_values(n)": {1: 0}}
