@@ -301,12 +301,11 @@ class _StepLoader:
             for block in step.blocks:
                 if block.result is None:
                     block.result = self._with_user_code(self._user_code, block)
-        # The steps of a rank without rows have columns, too.
-        block = (
-            concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
-            if step.pieces
-            else _transformed(self._dataset, self._dataset.manifest.schema.empty_table())
-        )
+        if step.pieces:
+            block = concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
+        else:  # the steps of a rank without rows have columns, too
+            block = self._in_threads(self._dataset.manifest.schema.empty_table())
+            block = block if self._user_code is None else self._user_code(block)
         return block if self._columns is None else block.select(list(self._columns))
 
     def _with_user_code(self, function: BlockFunction, block: LaneBlock) -> pa.Table:
@@ -337,9 +336,3 @@ def _bound_transforms(dataset: ShuffledRows) -> tuple[BlockFunction, BlockFuncti
             bind_all(dataset.transforms[first:]) if any(user_code) else None,
         )
     return _BOUND_TRANSFORMS[dataset]
-
-
-def _transformed(dataset: ShuffledRows, block: pa.Table) -> pa.Table:
-    in_threads, user_code = _bound_transforms(dataset)
-    block = in_threads(block)
-    return block if user_code is None else user_code(block)
