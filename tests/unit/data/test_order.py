@@ -20,20 +20,17 @@ from spotfit.data.order import (
     LaneRange,
     OrderSettings,
     Shuffle,
-    Tail,
     choose_lanes,
     choose_window_rows,
     hash_key,
     permutation,
     share,
-    tail_share,
 )
 from spotfit.data.source import IntArray, int_array
 
 Row: TypeAlias = tuple[int, int]
 GOLDEN = json.loads((Path(__file__).parent / "golden_orders.json").read_text())
 SHUFFLES: tuple[Shuffle, ...] = ("none", "units", "rows")
-TAILS: tuple[Tail, ...] = ("equal", "spread", "pad")
 
 
 class Plan(NamedTuple):
@@ -118,11 +115,11 @@ def rows_of(order: EpochOrder, ranges: list[LaneRange]) -> list[Row]:
 
 
 def global_batch(
-    order: EpochOrder, position: int, count: int, world_size: int, tail: Tail = "spread"
+    order: EpochOrder, position: int, count: int, world_size: int, *, equal: bool = False
 ) -> list[list[Row]]:
     """The rows of each rank in one step."""
     return [
-        rows_of(order, order.rank_rows(position, count, world_size, rank, tail=tail))
+        rows_of(order, order.rank_rows(position, count, world_size, rank, equal=equal))
         for rank in range(world_size)
     ]
 
@@ -218,7 +215,7 @@ def test_fixed_batches_per_rank_leave_out_fewer_rows_than_ranks(
         last_world_size = world_size if position < row_count else last_world_size
         for _ in range(round_.steps):
             count = min(rank_batch * world_size, row_count - position)
-            batch = global_batch(order, position, count, world_size, tail="equal")
+            batch = global_batch(order, position, count, world_size, equal=True)
             assert len({len(rows) for rows in batch}) == 1
             trained[position:] = flat(batch)
             position += count
@@ -361,21 +358,13 @@ def test_shares_are_contiguous_and_differ_by_at_most_one(count: int, world_size:
     assert max(lengths) - min(lengths) <= 1
 
 
-@given(st.integers(0, 100), st.integers(1, 12), st.sampled_from(TAILS))
-def test_tails_have_the_rows_that_they_state(count: int, world_size: int, tail: Tail) -> None:
-    shares = [range(*tail_share(count, world_size, rank, tail)) for rank in range(world_size)]
-    rows = Counter(row for indices in shares for row in indices)
-    lengths = {len(indices) for indices in shares}
+@given(st.integers(0, 100), st.integers(1, 12))
+def test_equal_shares_leave_out_the_last_rows(count: int, world_size: int) -> None:
+    shares = [share(count, world_size, rank, equal=True) for rank in range(world_size)]
+    rows = [index for begin, end in shares for index in range(begin, end)]
 
-    assert set(rows) <= set(range(count))
-    if tail == "equal":
-        assert lengths == {count // world_size}
-        assert max(rows.values(), default=1) == 1
-    else:
-        assert len(rows) == count
-        assert max(lengths) - min(lengths) <= (tail == "spread")
-    if tail == "pad":
-        assert rows.total() - count < world_size
+    assert {end - begin for begin, end in shares} == {count // world_size}
+    assert rows == list(range(count - count % world_size))
 
 
 # ── choices ───────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ from spotfit.data.loading.lane_blocks import BlockCache, BlockPiece, LaneBlock
 from spotfit.data.loading.slices import call_seeded, slice_key
 from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.loading.window_reader import WindowReader
-from spotfit.data.order import EpochOrder, LaneRange, OrderSettings, Tail
+from spotfit.data.order import EpochOrder, LaneRange, OrderSettings
 from spotfit.data.plans.transforms import BlockFunction, bind_all
 
 if TYPE_CHECKING:
@@ -47,15 +47,13 @@ class ReadPosition(NamedTuple):
 
 
 class ReadOptions(NamedTuple):
-    """How a rank reads. The rows and their order do not depend on it, except for `tail`."""
+    """How a rank reads. The rows and their order do not depend on it."""
 
     columns: tuple[str, ...] | None = None
     """The columns of the steps; None: all."""
     prefetch_bytes: int = 256 * 2**20
     """Limit on the windows in memory. It is exceeded if the next step needs more."""
     threads: int = 4
-    tail: Tail = "equal"
-    """Shares of a last step that is not complete, see `order.tail_share`."""
     feeders: SliceFeeders | None = None
     """What transforms the slices of the dataset; None: this process."""
 
@@ -95,7 +93,9 @@ class RankReader:
         """Yield this rank's rows of each step, from `position` on.
 
         `rows_per_step` is the number of rows of this rank, or of all ranks if `is_global`. With
-        None, a step ends with a window of the first lane. All ranks have the same number of steps.
+        None, a step ends with a window of the first lane. All ranks have the same number of steps,
+        and of rows of a last step that is not complete; fewer rows than there are ranks are left
+        out at its end.
         `prefetch` is the number of steps to which transforms are applied before they are needed.
 
         Raises `ConfigError` if a step has fewer rows than there are ranks, and what a source or a
@@ -126,15 +126,15 @@ class RankReader:
         self._consumed = order.row_count
 
     def _plan(self, order: EpochOrder, global_rows: int | None) -> Iterator[_Step]:
-        """Yield the steps in which a rank has rows, with those of this rank."""
+        """Yield the steps, each of which has rows of all ranks, with those of this rank."""
         position, end = self._consumed, order.row_count
         while position < end:
             wanted = global_rows or self._rows_of_windows(order, position)
             count = min(wanted, end - position)
-            tail: Tail = self._options.tail if count < wanted else "spread"
-            if tail == "equal" and count < self._world_size:
+            is_last = count < wanted
+            if is_last and count < self._world_size:
                 return
-            ranges = order.rank_rows(position, count, self._world_size, self._rank, tail=tail)
+            ranges = order.rank_rows(position, count, self._world_size, self._rank, equal=is_last)
             position += count
             yield _Step(position, ranges)
 
@@ -174,7 +174,6 @@ class _StepLoader:
     """Requests the blocks of the next steps, and assembles the steps from them."""
 
     def __init__(self, dataset: ShuffledRows, order: EpochOrder, options: ReadOptions) -> None:
-        self._dataset = dataset
         self._order = order
         self._columns = options.columns
         self._pool = TaskPool(options.threads, "spotfit-data")
@@ -301,11 +300,7 @@ class _StepLoader:
             for block in step.blocks:
                 if block.result is None:
                     block.result = self._with_user_code(self._user_code, block)
-        if step.pieces:
-            block = concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
-        else:  # the steps of a rank without rows have columns, too
-            block = self._in_threads(self._dataset.manifest.schema.empty_table())
-            block = block if self._user_code is None else self._user_code(block)
+        block = concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
         return block if self._columns is None else block.select(list(self._columns))
 
     def _with_user_code(self, function: BlockFunction, block: LaneBlock) -> pa.Table:

@@ -25,7 +25,7 @@ from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_parquet
 from spotfit.data.loading.loader import RankReader, ReadOptions, ReadPosition
-from spotfit.data.order import EpochOrder, OrderSettings, Shuffle, Tail
+from spotfit.data.order import EpochOrder, OrderSettings, Shuffle
 from spotfit.data.plans.transforms import RowCountChangedError
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.sources.tables import TableSource
@@ -105,7 +105,7 @@ def test_global_batches_are_equal_for_all_numbers_of_ranks_and_restarts(
     dataset = CountingSource(unit_rows).dataset
     if is_transformed:
         dataset = dataset.with_transform(Change(lambda block: block))
-    expected, options = expected_ids(dataset, order), ReadOptions(tail="spread", threads=2)
+    expected, options = expected_ids(dataset, order), ReadOptions(threads=2)
     position, trained = 0, list[int]()
     for world_size, step_count, is_lost in [*rounds, (2, len(expected) + 1, False)]:
         begin, ended = position, len(trained)
@@ -114,7 +114,9 @@ def test_global_batches_are_equal_for_all_numbers_of_ranks_and_restarts(
         for _, *blocks in zip(range(step_count), *steps, strict=False):
             places = range(position, min(position + step_rows, len(expected)))
             batch = global_step(blocks)
-            assert batch == [expected[p] for p in sorted(places, key=lambda p: p % order.lanes)]
+            arranged = [expected[p] for p in sorted(places, key=lambda p: p % order.lanes)]
+            left_out = len(places) % world_size if len(places) < step_rows else 0
+            assert batch == arranged[: len(places) - left_out]
             position = places.stop
             assert {reader.position.consumed for reader in readers} == {position}
             trained += batch
@@ -123,7 +125,8 @@ def test_global_batches_are_equal_for_all_numbers_of_ranks_and_restarts(
         if is_lost:
             position, trained = begin, trained[:ended]
 
-    assert sorted(trained) == list(range(len(expected)))
+    assert len(set(trained)) == len(trained)
+    assert len(expected) - len(trained) < max([2, *(world_size for world_size, _, _ in rounds)])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -138,24 +141,11 @@ def test_equal_shares_leave_out_fewer_rows_than_ranks(world_size: int) -> None:
     assert all(reader.position == ReadPosition(0, 297) for reader in readers)
 
 
-@pytest.mark.parametrize(
-    ("tail", "expected"),
-    [("equal", [6, 6, 6]), ("spread", [6, 7, 7]), ("pad", [7, 7, 7])],
-)
-def test_the_tail_decides_the_shares_of_a_torn_step(tail: Tail, expected: list[int]) -> None:
-    readers = all_ranks(CountingSource([50]).dataset, 3, options=ReadOptions(tail=tail))
+def test_the_shares_of_a_last_step_are_equal() -> None:
+    readers = all_ranks(CountingSource([50]).dataset, 3)
     lengths = [[block.num_rows for block in reader.steps(10)] for reader in readers]
 
-    assert lengths == [[10, rest] for rest in expected]
-
-
-def test_a_rank_without_rows_of_a_torn_step_has_a_block_with_columns() -> None:
-    dataset = CountingSource([31]).dataset.with_transform(Change(lambda block: block))
-    options = ReadOptions(tail="spread", columns=("double",))
-    blocks = list(reader_of(dataset, world_size=3, rank=0, options=options).steps(10))
-
-    assert [block.num_rows for block in blocks] == [10, 0]
-    assert blocks[1].schema == blocks[0].schema
+    assert lengths == [[10, 6]] * 3
 
 
 def test_fewer_rows_than_ranks_at_the_end_are_no_step() -> None:
@@ -383,7 +373,7 @@ def test_augmentation_does_not_depend_on_ranks_steps_or_restarts(
     dataset = CountingSource([30] * 10).dataset.with_transform(Change(with_noise))
     expected = noise_of_rows([reader_of(dataset)], 8)
     noise = noise_of_rows(
-        all_ranks(dataset, world_size, consumed=consumed, options=ReadOptions(tail="spread")),
+        all_ranks(dataset, world_size, consumed=consumed),
         step_rows,
     )
 
