@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from spotfit.data.iteration.shard import LocalShuffle, PassPosition, ShardPosition
-from spotfit.data.loading.loader import RankReader, ReadOptions, ReadPosition
+from spotfit.data.loading.loader import RankReader, ReadPosition
 
 _BLOCK_STEP_ROWS = 1024
 """Assumed size of a step where the loop reads blocks, for the choice of an order."""
@@ -51,7 +51,7 @@ class PassReader:
             start=ReadPosition(self._pass.epoch, self._pass.first_row),
             world_size=group.world_size,
             rank=group.rank,
-            options=ReadOptions(feeders=self._shard.feeders),
+            feeders=self._shard.feeders,
         )
         blocks = reader.steps(rows_per_step, is_global=is_global, prefetch=prefetch)
         least = step_rows if drop_last and rows_per_step is not None else 1

@@ -36,6 +36,9 @@ _STEPS_PER_REQUEST = 4
 """Steps that are planned when one is taken, so that the first step does not wait for all plans."""
 
 _MAX_STEPS_AHEAD = 1_000
+_PREFETCH_BYTES = 256 * 2**20
+"""Limit on the windows in memory. It is exceeded if the next step needs more."""
+_THREADS = 4
 
 
 class ReadPosition(NamedTuple):
@@ -46,24 +49,14 @@ class ReadPosition(NamedTuple):
     """Rows of this epoch that all ranks together have taken."""
 
 
-class ReadOptions(NamedTuple):
-    """How a rank reads. The rows and their order do not depend on it."""
-
-    columns: tuple[str, ...] | None = None
-    """The columns of the steps; None: all."""
-    prefetch_bytes: int = 256 * 2**20
-    """Limit on the windows in memory. It is exceeded if the next step needs more."""
-    threads: int = 4
-    feeders: SliceFeeders | None = None
-    """What transforms the slices of the dataset; None: this process."""
-
-
 _FIRST_ROW = ReadPosition()
-_DEFAULT_OPTIONS = ReadOptions()
 
 
 class RankReader:
-    """The rows of a rank in one epoch, step by step."""
+    """The rows of a rank in one epoch, step by step.
+
+    `feeders` transform the slices of the dataset; without, this process does.
+    """
 
     def __init__(
         self,
@@ -73,14 +66,14 @@ class RankReader:
         start: ReadPosition = _FIRST_ROW,
         world_size: int = 1,
         rank: int = 0,
-        options: ReadOptions = _DEFAULT_OPTIONS,
+        feeders: SliceFeeders | None = None,
     ) -> None:
         self._dataset = dataset
         self._settings = settings
         self._epoch, self._consumed = start
         self._world_size = world_size
         self._rank = rank
-        self._options = options
+        self._feeders = feeders
 
     @property
     def position(self) -> ReadPosition:
@@ -115,7 +108,7 @@ class RankReader:
     def _steps(self, global_rows: int | None, prefetch: int) -> Iterator[pa.Table]:
         manifest = self._dataset.manifest
         order = EpochOrder(manifest.unit_rows, self._settings, self._epoch)
-        loader = _StepLoader(self._dataset, order, self._options)
+        loader = _StepLoader(self._dataset, order, self._feeders)
         try:
             plan = self._plan(order, global_rows)
             for end, block in loader.steps(plan, self._consumed, prefetch):
@@ -173,16 +166,17 @@ class _StepPieces(NamedTuple):
 class _StepLoader:
     """Requests the blocks of the next steps, and assembles the steps from them."""
 
-    def __init__(self, dataset: ShuffledRows, order: EpochOrder, options: ReadOptions) -> None:
+    def __init__(
+        self, dataset: ShuffledRows, order: EpochOrder, feeders: SliceFeeders | None
+    ) -> None:
         self._order = order
-        self._columns = options.columns
-        self._pool = TaskPool(options.threads, "spotfit-data")
+        self._pool = TaskPool(_THREADS, "spotfit-data")
         has_transforms = bool(dataset.transforms)
         self._reader = WindowReader(
             dataset.manifest,
             order,
-            columns=dataset.columns_to_read(options.columns),
-            limit_bytes=options.prefetch_bytes,
+            columns=dataset.columns_to_read(),
+            limit_bytes=_PREFETCH_BYTES,
             pool=self._pool,
         )
         self._slice_rows = max(order.settings.slice_rows, 1)
@@ -191,7 +185,7 @@ class _StepLoader:
         self._slices = BlockCache(order, self._locate_slice) if has_transforms else None
         self._in_threads, self._user_code = _bound_transforms(dataset)
         # Other transforms cost less than sending their results.
-        self._feeders = options.feeders if self._user_code is not None else None
+        self._feeders = feeders if self._user_code is not None else None
         self._requested: deque[_StepPieces] = deque()
 
     def close(self) -> None:
@@ -300,8 +294,7 @@ class _StepLoader:
             for block in step.blocks:
                 if block.result is None:
                     block.result = self._with_user_code(self._user_code, block)
-        block = concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
-        return block if self._columns is None else block.select(list(self._columns))
+        return concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
 
     def _with_user_code(self, function: BlockFunction, block: LaneBlock) -> pa.Table:
         """Return the rows of a slice after the transforms with user code."""

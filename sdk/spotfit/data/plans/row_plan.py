@@ -92,8 +92,8 @@ class ShuffledRows(Protocol):
         """Whether reading calls functions of the user."""
         ...
 
-    def columns_to_read(self, columns: Sequence[str] | None = None) -> list[str] | None:
-        """Return the columns of the sources that are read to compute `columns`; None: all."""
+    def columns_to_read(self) -> list[str] | None:
+        """Return the columns of the sources that are read; None: all."""
         ...
 
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_parquet
-from spotfit.data.loading.loader import RankReader, ReadOptions, ReadPosition
+from spotfit.data.loading import loader
+from spotfit.data.loading.loader import RankReader, ReadPosition
 from spotfit.data.order import EpochOrder, OrderSettings, Shuffle
 from spotfit.data.plans.transforms import RowCountChangedError
 from spotfit.data.plans.unit_manifest import UnitManifest
@@ -105,11 +106,11 @@ def test_global_batches_are_equal_for_all_numbers_of_ranks_and_restarts(
     dataset = CountingSource(unit_rows).dataset
     if is_transformed:
         dataset = dataset.with_transform(Change(lambda block: block))
-    expected, options = expected_ids(dataset, order), ReadOptions(threads=2)
+    expected = expected_ids(dataset, order)
     position, trained = 0, list[int]()
     for world_size, step_count, is_lost in [*rounds, (2, len(expected) + 1, False)]:
         begin, ended = position, len(trained)
-        readers = all_ranks(dataset, world_size, order=order, consumed=position, options=options)
+        readers = all_ranks(dataset, world_size, order=order, consumed=position)
         steps = [reader.steps(step_rows, is_global=True) for reader in readers]
         for _, *blocks in zip(range(step_count), *steps, strict=False):
             places = range(position, min(position + step_rows, len(expected)))
@@ -231,14 +232,16 @@ def test_ranks_whose_number_divides_the_lanes_read_each_unit_once(world_size: in
 
 @pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("step_rows", [5, 32])
-def test_a_rank_with_transforms_reads_each_unit_at_most_once(rank: int, step_rows: int) -> None:
+def test_a_rank_with_transforms_reads_each_unit_at_most_once(
+    rank: int, step_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a slice begins at the end of a window whose rows are those of another rank."""
     source = CountingSource([10] * 64)
     dataset = source.dataset.with_transform(Change(lambda block: block))
     order = OrderSettings(lanes=8, slice_rows=19)
     # Without space, only the next step is requested.
-    options = ReadOptions(prefetch_bytes=1)
-    reader = reader_of(dataset, order, world_size=2, rank=rank, options=options)
+    monkeypatch.setattr(loader, "_PREFETCH_BYTES", 1)
+    reader = reader_of(dataset, order, world_size=2, rank=rank)
     for _ in reader.steps(step_rows, is_global=True):
         pass
 
@@ -255,45 +258,35 @@ def test_a_resumed_rank_reads_no_windows_that_are_finished() -> None:
 
 
 @pytest.mark.parametrize("slice_rows", [1, 7, 500])
-def test_windows_ahead_stay_within_the_limit(slice_rows: int) -> None:
+def test_windows_ahead_stay_within_the_limit(
+    slice_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit_units, step_rows = 8, 10
     source = CountingSource([10] * 200)
     dataset = source.dataset.with_transform(Change(lambda block: block))
     order = OrderSettings(1, 2, 20, "rows", slice_rows if slice_rows < 500 else 20)
-    options = ReadOptions(prefetch_bytes=limit_units * 160)
-    for number, _ in enumerate(reader_of(dataset, order, options=options).steps(step_rows)):
+    monkeypatch.setattr(loader, "_PREFETCH_BYTES", limit_units * 160)
+    for number, _ in enumerate(reader_of(dataset, order).steps(step_rows)):
         consumed_units = number * step_rows // 10
         # A window that is not finished, of 2 units, is in memory for each lane.
         assert sum(source.reads.values()) <= consumed_units + limit_units + 4
 
 
-def test_more_than_the_limit_is_read_if_the_next_step_needs_it() -> None:
+def test_more_than_the_limit_is_read_if_the_next_step_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dataset = CountingSource([100] * 8).dataset
-    options = ReadOptions(prefetch_bytes=1)
+    monkeypatch.setattr(loader, "_PREFETCH_BYTES", 1)
 
-    assert sum(block.num_rows for block in reader_of(dataset, options=options).steps(64)) == 800
+    assert sum(block.num_rows for block in reader_of(dataset).steps(64)) == 800
 
 
 def test_only_the_wanted_columns_are_read() -> None:
     source = CountingSource([20] * 4)
-    blocks = list(reader_of(source.dataset, options=ReadOptions(columns=("double",))).steps(16))
+    blocks = list(reader_of(source.dataset.select_columns(["double"])).steps(16))
 
     assert {tuple(columns or ()) for columns in source.columns} == {("double",)}
     assert blocks[0].column_names == ["double"]
-
-
-def test_a_transform_gets_columns_that_the_steps_do_not_have() -> None:
-    def add(block: pa.Table) -> pa.Table:
-        ids = np.array(ids_of(block), dtype=np.int64)
-        return block.append_column("next", int64_array(ids + 1))
-
-    dataset = CountingSource([20] * 4).dataset.with_transform(Change(add))
-    blocks = list(reader_of(dataset, options=ReadOptions(columns=("next",))).steps(16))
-
-    assert blocks[0].column_names == ["next"]
-    assert sorted(row for block in blocks for row in block["next"].to_pylist()) == list(
-        range(1, 81)
-    )
 
 
 def test_sources_with_different_types_have_one_schema_in_all_steps() -> None:
