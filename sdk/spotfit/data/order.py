@@ -175,29 +175,6 @@ class EpochOrder:
             lane += 1
         return ranges
 
-    def rows_at(self, places: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
-        """Return the unit, and the row of it, at each place of the epoch."""
-        lanes = np.asarray(places, dtype=np.int64) % self.settings.lanes
-        line = np.asarray(places, dtype=np.int64) // self.settings.lanes
-        for lane in np.unique(lanes).tolist():
-            indices = np.flatnonzero(lanes == lane)
-            line[indices] = self._lane_begin(lane) + self._permuted_rows(lane, line[indices])
-        pieces = self._bounds.searchsorted(line, side="right") - 1
-        return int_array(self._units[pieces]), int_array(line - self._bounds[pieces])
-
-    def _permuted_rows(self, lane: int, rows: IntArray) -> IntArray:
-        """Return the unpermuted rows of a lane at the given permuted ones."""
-        result = rows.copy()
-        missing = np.sort(rows)
-        while len(missing):
-            window = self.window_at(lane, int(missing[0]))
-            order = self.permutation(lane, window)
-            inside = (rows >= window.first) & (rows < window.end)
-            if order is not None:
-                result[inside] = window.first + order[rows[inside] - window.first]
-            missing = missing[missing >= window.end]
-        return result
-
     def _lane_begin(self, lane: int) -> int:
         each, more = divmod(self.row_count, self.settings.lanes)
         return lane * each + min(lane, more)

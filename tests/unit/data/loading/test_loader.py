@@ -31,6 +31,7 @@ from spotfit.data.plans.transforms import RowCountChangedError
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.sources.tables import TableSource
 from tests.unit.data.counting_source import CountingSource, ids_of, int64_array
+from tests.unit.data.order_rows import rows_at
 
 Steps: TypeAlias = list[list[int]]
 SHUFFLED = OrderSettings(seed=5, lanes=4, window_rows=50, shuffle="rows", slice_rows=7)
@@ -60,8 +61,9 @@ def reader_of(
 def expected_ids(dataset: Dataset, order: OrderSettings, epoch: int = 0) -> list[int]:
     unit_rows = dataset.manifest.unit_rows
     epoch_order = EpochOrder(unit_rows, order, epoch)
-    units, rows = epoch_order.rows_at(np.arange(epoch_order.row_count))
-    return ((np.cumsum(unit_rows) - unit_rows)[units] + rows).tolist()  # type: ignore[no-any-return]
+    first_ids = (np.cumsum(unit_rows) - unit_rows).tolist()
+    places = range(epoch_order.row_count)
+    return [first_ids[unit] + row for unit, row in rows_at(epoch_order, places)]
 
 
 def global_step(blocks: Sequence[pa.Table]) -> list[int]:
