@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -444,11 +444,10 @@ def _fingerprint(value: Any) -> str:
     return fingerprint_function(value) if callable(value) else stable_repr(value)
 
 
-def fold_dataset(statistics: Iterable[Statistic], ds: Dataset) -> dict[Statistic, Any]:
+def fold_dataset(statistics: Sequence[Statistic], ds: Dataset) -> dict[Statistic, Any]:
     """Return the results of all statistics, for which the dataset is read once."""
-    distinct = list(dict.fromkeys(statistics))
-    columns = list(dict.fromkeys(statistic.column for statistic in distinct))
-    return fold(distinct, _blocks(ds, columns)) if distinct else {}
+    columns = list(dict.fromkeys(statistic.column for statistic in statistics))
+    return fold(statistics, _blocks(ds, columns)) if statistics else {}
 
 
 def _blocks(ds: Dataset, columns: Sequence[str]) -> Iterator[pa.Table]:
