@@ -107,5 +107,4 @@ assert first.equals(second), (first, second)
 
 
 def test_a_function_that_imports_torch_draws_equal_numbers_in_its_first_call() -> None:
-    pytest.importorskip("torch")
     subprocess.run([sys.executable, "-c", _IMPORTS_TORCH], check=True)
