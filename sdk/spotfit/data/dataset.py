@@ -44,7 +44,7 @@ from spotfit.data.operations.splits import (
     train_test_bounds,
 )
 from spotfit.data.operations.summary import DatasetSummary, describe, summarize
-from spotfit.data.operations.unsupported import refused_method
+from spotfit.data.operations.unsupported import REFUSED_METHODS, refused_method
 from spotfit.data.operations.zipped_source import ZippedSource
 from spotfit.data.plans.row_functions import (
     MapRows,
@@ -736,32 +736,6 @@ class Dataset:
         """Return this dataset: every dataset is lazy."""
         return self
 
-    # --- Not supported ----------------------------------------------------------------------------
-
-    to_arrow_refs = refused_method("to_arrow_refs")
-    to_numpy_refs = refused_method("to_numpy_refs")
-    to_pandas_refs = refused_method("to_pandas_refs")
-    to_random_access_dataset = refused_method("to_random_access_dataset")
-    to_mars = refused_method("to_mars")
-    get_internal_block_refs = refused_method("get_internal_block_refs")
-    iter_internal_ref_bundles = refused_method("iter_internal_ref_bundles")
-    serialize_lineage = refused_method("serialize_lineage")
-    deserialize_lineage = refused_method("deserialize_lineage")
-    map_batches_internal = refused_method("map_batches_internal")
-    write_datasink = refused_method("write_datasink")
-    write_sql = refused_method("write_sql")
-    write_mongo = refused_method("write_mongo")
-    write_bigquery = refused_method("write_bigquery")
-    write_snowflake = refused_method("write_snowflake")
-    write_clickhouse = refused_method("write_clickhouse")
-    write_kafka = refused_method("write_kafka")
-    write_turbopuffer = refused_method("write_turbopuffer")
-    write_delta = refused_method("write_delta")
-    write_iceberg = refused_method("write_iceberg")
-    write_lance = refused_method("write_lance")
-    write_tfrecords = refused_method("write_tfrecords")
-    write_webdataset = refused_method("write_webdataset")
-
     # --- Shared -----------------------------------------------------------------------------------
 
     @cached_property
@@ -816,6 +790,9 @@ class Dataset:
         store = writers.open_folder(path, write_options.filesystem)
         writers.write_files(store, self._ordered_blocks(), suffix, encode, write_options)
 
+
+for _name in REFUSED_METHODS:
+    setattr(Dataset, _name, refused_method(_name))
 
 MaterializedDataset = Dataset
 """Ray's class of datasets whose rows are in memory."""
