@@ -52,7 +52,7 @@ from spotfit.data.plans.row_functions import (
     block_rows,
     map_batches_transform,
 )
-from spotfit.data.plans.row_plan import UNSHUFFLED, RowPlan, Rows, ordered_blocks
+from spotfit.data.plans.row_plan import UNSHUFFLED, PlanSource, RowPlan, Rows, ordered_blocks
 from spotfit.data.plans.row_plan import ShuffleSettings as ShuffleSettings
 from spotfit.data.plans.transforms import (
     DropColumns,
@@ -112,13 +112,9 @@ class Dataset:
         """Return this dataset with another transform after all others."""
         return replace(self, _plan=self._plan.with_transform(transform))
 
-    def map_manifest(self, change: Callable[[UnitManifest], UnitManifest]) -> Dataset:
-        """Return this dataset with other units, such as a slice of them."""
-        return replace(self, _plan=self._plan.map_manifest(change))
-
     def as_source(self) -> Source:
         """Return a source of this dataset's rows, after its transforms and in unshuffled order."""
-        return self._plan.as_source()
+        return PlanSource(self._plan)
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows, after the transforms and in unshuffled order, a block per unit."""

@@ -263,10 +263,6 @@ class RowPlan:
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": self.rows, "transforms": self.transforms}
 
-    def as_source(self) -> Source:
-        """Return a source of the rows after the transforms, in unshuffled order."""
-        return PlanSource(self)
-
 
 def _needs_no_rows(transform: Transform) -> bool:
     return isinstance(transform, ColumnTransform) and not transform.runs_user_code

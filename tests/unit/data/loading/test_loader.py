@@ -28,7 +28,6 @@ from spotfit.data.loading import loader
 from spotfit.data.loading.loader import RankReader, ReadPosition
 from spotfit.data.order import EpochOrder, OrderSettings, Shuffle
 from spotfit.data.plans.transforms import RowCountChangedError
-from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.sources.tables import TableSource
 from tests.unit.data.counting_source import CountingSource, ids_of, int64_array
 from tests.unit.data.order_rows import rows_at
@@ -296,9 +295,8 @@ def test_sources_with_different_types_have_one_schema_in_all_steps() -> None:
         pa.table({"id": pa.array(range(50), pa.int32())}),
         pa.table({"id": pa.array(range(50, 100), pa.int64())}),
     ]
-    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
-    dataset = Dataset.of_source(TableSource(tables[0])).map_manifest(lambda _: manifest)
-    blocks = list(reader_of(dataset, OrderSettings()).steps(20))
+    first, second = (Dataset.of_source(TableSource(table)) for table in tables)
+    blocks = list(reader_of(first.union(second), OrderSettings()).steps(20))
 
     assert {str(block.schema.field("id").type) for block in blocks} == {"int64"}
     assert [row for block in blocks for row in ids_of(block)] == list(range(100))
