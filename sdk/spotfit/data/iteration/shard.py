@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.order import OrderSettings, choose_lanes, choose_window_rows
 from spotfit.host import log
 
 if TYPE_CHECKING:
     from spotfit.data.loading.slice_tasks import SliceFeeders
-    from spotfit.data.order import OrderSettings
     from spotfit.data.plans.row_plan import ShuffledRows
 
 # Larger windows mix more rows, but the first batch waits until its windows are read.
@@ -167,8 +167,6 @@ class ShardPosition:
         {} begins the first epoch. At the begin of an epoch the dataset may have other rows than
         before. Raises `ConfigError` if `state` is within an epoch of other rows.
         """
-        from spotfit.data.order import OrderSettings
-
         self._restore, self._is_resumed = None, bool(state)
         self._has_started, self._pass, self._order = False, None, None
         self.epoch, self.consumed = state.get("epoch", 0), state.get("consumed", 0)
@@ -263,8 +261,6 @@ def choose_order(
     order of the dataset. A local shuffle permutes the rows of windows whose rows a rank's buffer
     holds.
     """
-    from spotfit.data.order import OrderSettings, choose_lanes, choose_window_rows
-
     shuffle = dataset.shuffle_settings
     seed = group.seed if shuffle.seed is None else shuffle.seed
     if local_shuffle is not None:
