@@ -118,7 +118,7 @@ class Preprocessor:
         raise TypeError(f"{type(self).__name__} defines neither _fit() nor _is_fittable = False.")
 
     def set_results(self, results: Results) -> None:
-        """Set `stats_` from the results of `_statistics`."""
+        """Set `stats_` from the results of `statistics`."""
         self.stats_ = self._stats_of(results)
         self._fitted = True
 
