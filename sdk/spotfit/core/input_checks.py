@@ -2,7 +2,8 @@
 
 `ErrorCollector` reports all invalid values of one call together. `did_you_mean` suggests the
 nearest valid name. `reject_deprecated_arguments` refuses arguments of Ray Train that have no
-equivalent. `parse_log_level` accepts the level names of the `logging` module.
+equivalent. `parse_log_level` accepts the level names of the `logging` module. `is_dataframe` knows
+DataFrames of pandas, which need not be installed.
 """
 
 from __future__ import annotations
@@ -161,3 +162,9 @@ def parse_log_level(name: Any, *, owner: str = "") -> str:
             f"Invalid log_level {name!r}{setting}.", do=did_you_mean(level, LOG_LEVELS)
         )
     return level
+
+
+def is_dataframe(value: object) -> bool:
+    """Return whether `value` is a pandas DataFrame, without importing pandas."""
+    kind = type(value)
+    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"

@@ -27,6 +27,7 @@ class Count(AggregateFnV2):
     """The number of rows, or of values of a column."""
 
     counts_rows = True
+    null_is_value = True
 
     def __init__(
         self,
@@ -47,9 +48,6 @@ class Count(AggregateFnV2):
     def combine(self, current_accumulator: int, new: int) -> int:
         """Return the sum."""
         return current_accumulator + new
-
-    def _has_null(self, _block: pa.Table) -> bool:
-        return False  # a null is counted like any other value
 
 
 class _ColumnStatistic(AggregateFnV2):
@@ -244,12 +242,13 @@ class ApproximateQuantile(Quantile):
 class _Percentage(AggregateFnV2):
     """The percentage of values with a property."""
 
+    null_is_value = True
+
     def aggregate_block(self, block: pa.Table) -> tuple[int, int]:
         """Return how many values have the property, and how many there are."""
         column = block.column(self.on)
-        if not self.ignore_nulls:
-            return self.count_matches(column), len(column)
-        return self.count_matches(column), len(column) - column.null_count
+        nulls = column.null_count if self.ignore_nulls else 0
+        return self.count_matches(column), len(column) - nulls
 
     def count_matches(self, column: pa.ChunkedArray) -> int:
         """Return how many values have the property."""
@@ -262,9 +261,6 @@ class _Percentage(AggregateFnV2):
     def finalize(self, accumulator: Any) -> float | None:
         """Return the percentage; None without values."""
         return 100.0 * accumulator[0] / accumulator[1] if accumulator[1] else None
-
-    def _has_null(self, _block: pa.Table) -> bool:
-        return False
 
 
 class MissingValuePercentage(_Percentage):

@@ -24,6 +24,8 @@ class AggregateFnV2:
 
     counts_rows = False
     """Whether a block's number of rows suffices where `on` is None."""
+    null_is_value = False
+    """Whether a null counts like any other value, also if nulls are not ignored."""
 
     def __init__(
         self,
@@ -54,13 +56,6 @@ class AggregateFnV2:
         """Return the statistic of a partial result."""
         return accumulator
 
-    def fold(self, blocks: Iterable[pa.Table]) -> Any:
-        """Return the statistic of all blocks; None without rows, or if a null is not ignored."""
-        result = None
-        for block in blocks:
-            result = self.fold_block(result, block)
-        return self.result(result)
-
     def fold_block(self, current: Any, block: pa.Table) -> Any:
         """Return the partial result after another block. `current` is None before the first."""
         if current is _NULL or self._has_null(block):
@@ -69,16 +64,19 @@ class AggregateFnV2:
         return current if new is None else new if current is None else self.combine(current, new)
 
     def result(self, current: Any) -> Any:
-        """Return the statistic of what `fold_block` returned."""
+        """Return the statistic of what `fold_block` returned.
+
+        None without rows, or if a null is not ignored.
+        """
         if current is _NULL:
             return None
         current = self.zero_factory() if current is None else current
         return None if current is None else self.finalize(current)
 
     def _has_null(self, block: pa.Table) -> bool:
-        return (
-            not self.ignore_nulls and self.on is not None and block.column(self.on).null_count > 0
-        )
+        if self.ignore_nulls or self.null_is_value or self.on is None:
+            return False
+        return bool(block.column(self.on).null_count)
 
 
 _NULL = object()
@@ -112,13 +110,6 @@ class AggregateFn:
 
     def get_target_column(self) -> None:
         """Return None: the functions get whole rows."""
-
-    def fold(self, blocks: Iterable[pa.Table]) -> Any:
-        """Return the statistic of all blocks."""
-        result = None
-        for block in blocks:
-            result = self.fold_block(result, block)
-        return self.result(result)
 
     def fold_block(self, current: Any, block: pa.Table) -> Any:
         """Return the partial result after another block, in a list; None before the first."""

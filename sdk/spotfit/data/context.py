@@ -7,9 +7,8 @@ accepted and have no effect.
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from spotfit.core.errors import ConfigError
 from spotfit.host import log
@@ -17,16 +16,12 @@ from spotfit.host import log
 
 @dataclass
 class ExecutionResources:
-    """Limits of what the preparation of data may use on one machine. None: no limit."""
+    """Limits of Ray's executor, which does not exist here: they have no effect."""
 
     cpu: float | None = None
-    """Number of feeder processes."""
     gpu: float | None = None
-    """Ignored: transforms of a training dataset use no GPU."""
     object_store_memory: float | None = None
-    """Bytes of prefetched rows."""
     memory: float | None = None
-    """Bytes; as `object_store_memory` where that is None."""
 
     @classmethod
     def for_limits(cls, **limits: float | None) -> ExecutionResources:
@@ -37,24 +32,10 @@ class ExecutionResources:
         """Return these limits with some of them replaced."""
         return replace(self, **limits)
 
-    @property
-    def max_feeder_processes(self) -> int | None:
-        """The limit on feeder processes; None: no limit."""
-        return None if self.cpu is None or math.isinf(self.cpu) else max(int(self.cpu), 0)
-
-    @property
-    def max_prefetch_bytes(self) -> int | None:
-        """The limit on prefetched bytes; None: no limit."""
-        limits = [limit for limit in (self.object_store_memory, self.memory) if limit is not None]
-        return None if not limits or math.isinf(min(limits)) else int(min(limits))
-
 
 @dataclass
 class ExecutionOptions:
-    """How datasets are read. Only `resource_limits` has an effect.
-
-    The order of rows is always preserved.
-    """
+    """Options of Ray's executor, which have no effect. The order of rows is always preserved."""
 
     resource_limits: ExecutionResources = field(default_factory=ExecutionResources)
     exclude_resources: ExecutionResources | None = None
@@ -76,7 +57,7 @@ class ExecutionOptions:
 class DataContext:
     """Settings of this process for `spotfit.data`. Any attribute of Ray's `DataContext` can be set.
 
-    `enable_progress_bars` and `execution_options.resource_limits` have an effect.
+    Only `enable_progress_bars` has an effect.
     """
 
     _current: ClassVar[DataContext | None] = None
@@ -128,16 +109,8 @@ class RandomSeedConfig:
     use_timestamp_as_default: bool = False
 
 
-class PoolSize(NamedTuple):
-    """How many processes run a function of the user."""
-
-    min_size: int
-    max_size: int | None
-    """None: no limit."""
-
-
 class ActorPoolStrategy:
-    """The number of processes for `map` and `map_batches`; the other parameters have no effect."""
+    """The number of processes for `map` and `map_batches`, which has no effect."""
 
     def __init__(
         self,
@@ -158,35 +131,24 @@ class ActorPoolStrategy:
         self.min_size = size or min_size or 1
         self.max_size = size or max_size
         self.initial_size = initial_size
-        check_pool_size(f"{type(self).__name__}(...)", self.pool_size)
-
-    @property
-    def pool_size(self) -> PoolSize:
-        """Minimum and maximum number of processes."""
-        return PoolSize(self.min_size, self.max_size)
+        check_pool_size("ActorPoolStrategy(...)", self.min_size, self.max_size)
 
 
 class TaskPoolStrategy:
-    """The largest number of processes for `map` and `map_batches`."""
+    """The largest number of processes for `map` and `map_batches`, which has no effect."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size
-        check_pool_size("TaskPoolStrategy(...)", self.pool_size)
-
-    @property
-    def pool_size(self) -> PoolSize:
-        """Minimum and maximum number of processes."""
-        return PoolSize(1, self.size)
+        check_pool_size("TaskPoolStrategy(...)", 1, size)
 
 
-def check_pool_size(setting: str, size: PoolSize) -> PoolSize:
-    """Return `size` unchanged. Raises `ConfigError` for numbers below 1, or in the wrong order."""
-    if size.min_size < 1 or (size.max_size is not None and size.max_size < size.min_size):
+def check_pool_size(setting: str, min_size: int, max_size: int | None) -> None:
+    """Raise `ConfigError` for numbers of processes below 1, or in the wrong order."""
+    if min_size < 1 or (max_size is not None and max_size < min_size):
         raise ConfigError(
-            f"{setting}: {size.min_size} to {size.max_size} processes is not a valid range.",
+            f"{setting}: {min_size} to {max_size} processes is not a valid range.",
             do="Pass numbers of at least 1, the smaller one first.",
         )
-    return size
 
 
 NodeIdStr: TypeAlias = str

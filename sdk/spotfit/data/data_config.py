@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import suggest_keywords
+from spotfit.data.context import DataContext
 
 _RESUME_MODES = ("exact", "epoch")
 
@@ -85,6 +86,4 @@ class DataConfig:
     @staticmethod
     def default_ingest_options() -> Any:
         """Return the execution options of the current `DataContext`."""
-        from spotfit.data.context import DataContext
-
         return DataContext.get_current().execution_options

@@ -44,7 +44,7 @@ from spotfit.data.operations.splits import (
     train_test_bounds,
 )
 from spotfit.data.operations.summary import DatasetSummary, describe, summarize
-from spotfit.data.operations.unsupported import refused_method
+from spotfit.data.operations.unsupported import REFUSED_METHODS, refused_method
 from spotfit.data.operations.zipped_source import ZippedSource
 from spotfit.data.plans.row_functions import (
     MapRows,
@@ -52,7 +52,7 @@ from spotfit.data.plans.row_functions import (
     block_rows,
     map_batches_transform,
 )
-from spotfit.data.plans.row_plan import UNSHUFFLED, RowPlan, Rows, ordered_blocks
+from spotfit.data.plans.row_plan import UNSHUFFLED, PlanSource, RowPlan, Rows, ordered_blocks
 from spotfit.data.plans.row_plan import ShuffleSettings as ShuffleSettings
 from spotfit.data.plans.transforms import (
     DropColumns,
@@ -112,13 +112,9 @@ class Dataset:
         """Return this dataset with another transform after all others."""
         return replace(self, _plan=self._plan.with_transform(transform))
 
-    def map_manifest(self, change: Callable[[UnitManifest], UnitManifest]) -> Dataset:
-        """Return this dataset with other units, such as a slice of them."""
-        return replace(self, _plan=self._plan.map_manifest(change))
-
     def as_source(self) -> Source:
         """Return a source of this dataset's rows, after its transforms and in unshuffled order."""
-        return self._plan.as_source()
+        return PlanSource(self._plan)
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows, after the transforms and in unshuffled order, a block per unit."""
@@ -736,32 +732,6 @@ class Dataset:
         """Return this dataset: every dataset is lazy."""
         return self
 
-    # --- Not supported ----------------------------------------------------------------------------
-
-    to_arrow_refs = refused_method("to_arrow_refs")
-    to_numpy_refs = refused_method("to_numpy_refs")
-    to_pandas_refs = refused_method("to_pandas_refs")
-    to_random_access_dataset = refused_method("to_random_access_dataset")
-    to_mars = refused_method("to_mars")
-    get_internal_block_refs = refused_method("get_internal_block_refs")
-    iter_internal_ref_bundles = refused_method("iter_internal_ref_bundles")
-    serialize_lineage = refused_method("serialize_lineage")
-    deserialize_lineage = refused_method("deserialize_lineage")
-    map_batches_internal = refused_method("map_batches_internal")
-    write_datasink = refused_method("write_datasink")
-    write_sql = refused_method("write_sql")
-    write_mongo = refused_method("write_mongo")
-    write_bigquery = refused_method("write_bigquery")
-    write_snowflake = refused_method("write_snowflake")
-    write_clickhouse = refused_method("write_clickhouse")
-    write_kafka = refused_method("write_kafka")
-    write_turbopuffer = refused_method("write_turbopuffer")
-    write_delta = refused_method("write_delta")
-    write_iceberg = refused_method("write_iceberg")
-    write_lance = refused_method("write_lance")
-    write_tfrecords = refused_method("write_tfrecords")
-    write_webdataset = refused_method("write_webdataset")
-
     # --- Shared -----------------------------------------------------------------------------------
 
     @cached_property
@@ -816,6 +786,9 @@ class Dataset:
         store = writers.open_folder(path, write_options.filesystem)
         writers.write_files(store, self._ordered_blocks(), suffix, encode, write_options)
 
+
+for _name in REFUSED_METHODS:
+    setattr(Dataset, _name, refused_method(_name))
 
 MaterializedDataset = Dataset
 """Ray's class of datasets whose rows are in memory."""

@@ -141,7 +141,7 @@ class Expr:
 
     def is_in(self, values: Iterable[Any]) -> Expr:
         """Whether the value is one of these."""
-        return IsInExpr(self, tuple(values))
+        return IsInExpr((self,), tuple(values))
 
     def not_in(self, values: Iterable[Any]) -> Expr:
         """Whether the value is none of these."""
@@ -153,11 +153,11 @@ class Expr:
         if not isinstance(arrow_type, pa.DataType):
             name = arrow_type if isinstance(arrow_type, str) else np.dtype(arrow_type).name
             arrow_type = pa.type_for_alias(name)
-        return CallExpr("cast", (self,), (), {"target_type": arrow_type, "safe": safe})
+        return CallExpr((self,), "cast", (), {"target_type": arrow_type, "safe": safe})
 
     def alias(self, name: str) -> Expr:
         """Return the expression under a name, which `with_column` replaces."""
-        return AliasExpr(self, name)
+        return AliasExpr((self,), name)
 
     @property
     def name(self) -> str | None:
@@ -215,20 +215,10 @@ class LiteralExpr(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class CallExpr(Expr):
-    """The result of a function of `pyarrow.compute`."""
+class _ComputedExpr(Expr):
+    """An expression of the values of others."""
 
-    function: str
     arguments: tuple[Expr, ...]
-    values: tuple[Any, ...]
-    """Plain arguments after those that are evaluated."""
-    options: Mapping[str, Any]
-
-    @property
-    def identity(self) -> str:
-        """The function with its arguments."""
-        arguments = ", ".join(argument.identity for argument in self.arguments)
-        return f"{self.function}({arguments}, {self.values}, {dict(self.options)})"
 
     @property
     def runs_user_code(self) -> bool:
@@ -238,6 +228,22 @@ class CallExpr(Expr):
     def columns(self) -> set[str]:
         """Return the columns of all arguments."""
         return set().union(*(argument.columns() for argument in self.arguments))
+
+
+@dataclass(frozen=True, eq=False)
+class CallExpr(_ComputedExpr):
+    """The result of a function of `pyarrow.compute`."""
+
+    function: str
+    values: tuple[Any, ...]
+    """Plain arguments after those that are evaluated."""
+    options: Mapping[str, Any]
+
+    @property
+    def identity(self) -> str:
+        """The function with its arguments."""
+        arguments = ", ".join(argument.identity for argument in self.arguments)
+        return f"{self.function}({arguments}, {self.values}, {dict(self.options)})"
 
     def bind(self) -> Callable[[pa.Table], Values]:
         """Return the function that evaluates the arguments and calls the function."""
@@ -292,29 +298,19 @@ def _parse_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 @dataclass(frozen=True, eq=False)
-class IsInExpr(Expr):
+class IsInExpr(_ComputedExpr):
     """Whether the value of an expression is one of several."""
 
-    expression: Expr
     values: tuple[Any, ...]
 
     @property
     def identity(self) -> str:
         """The expression and the values."""
-        return f"is_in({self.expression.identity}, {self.values})"
-
-    @property
-    def runs_user_code(self) -> bool:
-        """Whether the expression calls a function of the user."""
-        return self.expression.runs_user_code
-
-    def columns(self) -> set[str]:
-        """Return the columns of the expression."""
-        return self.expression.columns()
+        return f"is_in({self.arguments[0].identity}, {self.values})"
 
     def bind(self) -> Callable[[pa.Table], Values]:
         """Return the function that evaluates the expression and looks the results up."""
-        evaluate = self.expression.bind()
+        evaluate = self.arguments[0].bind()
 
         def apply(block: pa.Table) -> Values:
             found = evaluate(block)
@@ -329,10 +325,9 @@ class IsInExpr(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class AliasExpr(Expr):
+class AliasExpr(_ComputedExpr):
     """An expression with a name."""
 
-    expression: Expr
     alias_name: str
 
     @property
@@ -343,28 +338,18 @@ class AliasExpr(Expr):
     @property
     def identity(self) -> str:
         """The expression; the name does not change its values."""
-        return self.expression.identity
-
-    @property
-    def runs_user_code(self) -> bool:
-        """Whether the expression calls a function of the user."""
-        return self.expression.runs_user_code
-
-    def columns(self) -> set[str]:
-        """Return the columns of the expression."""
-        return self.expression.columns()
+        return self.arguments[0].identity
 
     def bind(self) -> Callable[[pa.Table], Values]:
         """Return the function of the expression."""
-        return self.expression.bind()
+        return self.arguments[0].bind()
 
 
 @dataclass(frozen=True, eq=False)
-class UDFExpr(Expr):
+class UDFExpr(_ComputedExpr):
     """The result of a function of the user, which takes and returns Arrow arrays."""
 
     function: UserFunction
-    arguments: tuple[Expr, ...]
 
     @property
     def identity(self) -> str:
@@ -376,10 +361,6 @@ class UDFExpr(Expr):
     def runs_user_code(self) -> bool:
         """True."""
         return True
-
-    def columns(self) -> set[str]:
-        """Return the columns of all arguments."""
-        return set().union(*(argument.columns() for argument in self.arguments))
 
     def bind(self) -> Callable[[pa.Table], Values]:
         """Return the function that evaluates the arguments and calls the function."""
@@ -415,14 +396,14 @@ def udf(return_dtype: Any = None) -> Callable[[Any], Callable[..., UDFExpr]]:
 
     def decorate(function: Any) -> Callable[..., UDFExpr]:
         bound = user_function("udf", function, {})
-        return lambda *args: UDFExpr(bound, tuple(map(to_expression, args)))
+        return lambda *args: UDFExpr(tuple(map(to_expression, args)), bound)
 
     return decorate
 
 
 def call(function: str, *arguments: Any, **options: Any) -> CallExpr:
     """Return the expression of a function of `pyarrow.compute`; values become literals."""
-    return CallExpr(function, tuple(map(to_expression, arguments)), (), options)
+    return CallExpr(tuple(map(to_expression, arguments)), function, (), options)
 
 
 def to_expression(value: Any) -> Expr:
@@ -548,7 +529,7 @@ class ExpressionNamespace:
         function = NAMESPACES[self.namespace][name]
         if name in _CHARACTER_FUNCTIONS and (values or options):
             function = _CHARACTER_FUNCTIONS[name]
-        return CallExpr(function, (self.expression,), values, options)
+        return CallExpr((self.expression,), function, values, options)
 
 
 pyarrow_udf = udf

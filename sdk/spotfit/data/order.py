@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     WordArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint64]]"
 
 Shuffle = Literal["none", "units", "rows"]
-Tail = Literal["equal", "spread", "pad"]
 
 # Constants of splitmix64 (Steele, Lea and Flood 2014).
 _INCREMENT = 0x9E3779B97F4A7C15
@@ -149,13 +148,13 @@ class EpochOrder:
         )
 
     def rank_rows(
-        self, first: int, count: int, world_size: int, rank: int, *, tail: Tail = "spread"
+        self, first: int, count: int, world_size: int, rank: int, *, equal: bool = False
     ) -> list[LaneRange]:
         """Return a rank's rows of the step of `count` places from `first` on, in order.
 
-        `tail` applies if the ranks cannot have equal numbers of rows, see `tail_share`.
+        `equal` gives all ranks the same number of rows, see `share`.
         """
-        begin, end = tail_share(count, world_size, rank, tail)
+        begin, end = share(count, world_size, rank, equal=equal)
         lanes = self.settings.lanes
         each, more = divmod(count, lanes)
         # `more` lanes from that of the first place on, modulo L, have one row more in this step.
@@ -175,29 +174,6 @@ class EpochOrder:
                 begin += part
             lane += 1
         return ranges
-
-    def rows_at(self, places: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
-        """Return the unit, and the row of it, at each place of the epoch."""
-        lanes = np.asarray(places, dtype=np.int64) % self.settings.lanes
-        line = np.asarray(places, dtype=np.int64) // self.settings.lanes
-        for lane in np.unique(lanes).tolist():
-            indices = np.flatnonzero(lanes == lane)
-            line[indices] = self._lane_begin(lane) + self._permuted_rows(lane, line[indices])
-        pieces = self._bounds.searchsorted(line, side="right") - 1
-        return int_array(self._units[pieces]), int_array(line - self._bounds[pieces])
-
-    def _permuted_rows(self, lane: int, rows: IntArray) -> IntArray:
-        """Return the unpermuted rows of a lane at the given permuted ones."""
-        result = rows.copy()
-        missing = np.sort(rows)
-        while len(missing):
-            window = self.window_at(lane, int(missing[0]))
-            order = self.permutation(lane, window)
-            inside = (rows >= window.first) & (rows < window.end)
-            if order is not None:
-                result[inside] = window.first + order[rows[inside] - window.first]
-            missing = missing[missing >= window.end]
-        return result
 
     def _lane_begin(self, lane: int) -> int:
         each, more = divmod(self.row_count, self.settings.lanes)
@@ -243,27 +219,14 @@ def _finalise(words: WordArray) -> WordArray:
     return words ^ (words >> np.uint64(31))
 
 
-def share(count: int, world_size: int, rank: int) -> tuple[int, int]:
-    """Return begin and end of a rank's share; the shares differ by at most one row."""
-    return rank * count // world_size, (rank + 1) * count // world_size
+def share(count: int, world_size: int, rank: int, *, equal: bool = False) -> tuple[int, int]:
+    """Return begin and end of a rank's share of `count` rows; they differ by at most one row.
 
-
-def tail_share(count: int, world_size: int, rank: int, tail: Tail) -> tuple[int, int]:
-    """Return begin and end of a rank's share of the last step, which has `count` rows.
-
-    * "equal": count div W rows for each rank; the last count mod W rows are left out.
-    * "spread": every row once; the shares differ by at most one row.
-    * "pad": every row; equal shares, for which fewer than W rows are repeated.
+    `equal` leaves out the last rows, fewer than there are ranks, so that they do not differ.
     """
-    if tail == "equal":
-        rows = count // world_size
-        return rank * rows, (rank + 1) * rows
-    begin, end = share(count, world_size, rank)
-    if tail == "pad" and count:
-        rows = -(-count // world_size)
-        begin = min(begin, count - rows)
-        end = begin + rows
-    return begin, end
+    if equal:
+        count -= count % world_size
+    return rank * count // world_size, (rank + 1) * count // world_size
 
 
 def choose_lanes(step_rows: int, world_sizes: Sequence[int], unit_count: int) -> int:

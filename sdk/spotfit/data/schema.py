@@ -1,10 +1,14 @@
-"""`Schema`: names and types of a dataset's columns."""
+"""`Schema`: names and types of a dataset's columns; checks of names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
+
+from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import did_you_mean
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,3 +34,13 @@ class Schema:
         lines = [("Column", "Type"), ("------", "----")]
         lines += [(name, str(kind)) for name, kind in zip(self.names, self.types, strict=True)]
         return "\n".join(f"{name:<{width}}{kind}" for name, kind in lines)
+
+
+def check_columns(call: str, columns: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` if one of `columns` is not in `known`; `call` is what the user wrote."""
+    unknown = [name for name in columns if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{call}: there is no column {', '.join(map(repr, unknown))}.",
+            do=" ".join(did_you_mean(name, known) for name in unknown),
+        )

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.context import ActorPoolStrategy, PoolSize, TaskPoolStrategy, check_pool_size
+from spotfit.data.context import ActorPoolStrategy, TaskPoolStrategy, check_pool_size
 from spotfit.host import log
 
 
@@ -52,8 +52,6 @@ class UserFunction:
     kwargs: Mapping[str, Any]
     constructor_args: tuple[Any, ...]
     constructor_kwargs: Mapping[str, Any]
-    pool_size: PoolSize | None
-    """How many processes the user wants; None: not stated."""
     identity: str
     """Hash of code and arguments, as far as they are plain data."""
 
@@ -97,7 +95,7 @@ def user_function(method: str, function: Any, options: Mapping[str, Any]) -> Use
     """
     name = f"{method}({_short_name(function)})"
     _check_callable(name, function)
-    pool_size = check_resources(name, options)
+    check_resources(name, options)
     constructor_args = tuple(options.get("fn_constructor_args") or ())
     constructor_kwargs = dict(options.get("fn_constructor_kwargs") or {})
     if (constructor_args or constructor_kwargs) and not inspect.isclass(function):
@@ -115,7 +113,6 @@ def user_function(method: str, function: Any, options: Mapping[str, Any]) -> Use
         kwargs=kwargs,
         constructor_args=constructor_args,
         constructor_kwargs=constructor_kwargs,
-        pool_size=pool_size,
         identity=f"{name} {hashlib.sha256(content.encode()).hexdigest()[:16]}",
     )
 
@@ -126,10 +123,10 @@ _USED_OPTIONS = {
 }
 
 
-def check_resources(name: str, options: Mapping[str, Any]) -> PoolSize | None:
-    """Return the number of processes that the options of a method state, or None.
+def check_resources(name: str, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if the options of a method request a GPU, or an invalid pool.
 
-    Raises `ConfigError` if they request a GPU. Other resources are ignored.
+    Other resources are ignored.
     """
     if options.get("num_gpus"):
         raise ConfigError(
@@ -142,12 +139,12 @@ def check_resources(name: str, options: Mapping[str, Any]) -> PoolSize | None:
     ignored = sorted(set(options) - _USED_OPTIONS)
     if ignored:
         log.debug("data.argument_ignored", function=name, argument=", ".join(ignored))
-    return _pool_size(name, options.get("compute"), options.get("concurrency"))
+    _check_pool(name, options.get("compute"), options.get("concurrency"))
 
 
-def _pool_size(name: str, compute: Any, concurrency: Any) -> PoolSize | None:
+def _check_pool(name: str, compute: Any, concurrency: Any) -> None:
     if isinstance(compute, ActorPoolStrategy | TaskPoolStrategy):
-        return compute.pool_size
+        return
     if compute not in (None, "tasks", "actors"):
         raise ConfigTypeError(
             f"{name}: compute={compute!r} is not a compute strategy.",
@@ -155,15 +152,16 @@ def _pool_size(name: str, compute: Any, concurrency: Any) -> PoolSize | None:
         )
     match concurrency:
         case None:
-            return None
+            return
         case int():
-            return check_pool_size(f"{name}, concurrency", PoolSize(concurrency, concurrency))
+            check_pool_size(f"{name}, concurrency", concurrency, concurrency)
         case (int() as low, int() as high, *_):
-            return check_pool_size(f"{name}, concurrency", PoolSize(low, high))
-    raise ConfigTypeError(
-        f"{name}: concurrency={concurrency!r} is not a number of processes.",
-        do="Pass an integer, or a tuple of the smallest and the largest number.",
-    )
+            check_pool_size(f"{name}, concurrency", low, high)
+        case _:
+            raise ConfigTypeError(
+                f"{name}: concurrency={concurrency!r} is not a number of processes.",
+                do="Pass an integer, or a tuple of the smallest and the largest number.",
+            )
 
 
 def _check_callable(name: str, function: Any) -> None:

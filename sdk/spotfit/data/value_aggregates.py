@@ -15,6 +15,8 @@ from spotfit.data.aggregate_base import AggregateFnV2
 class Unique(AggregateFnV2):
     """The distinct values, in order of first occurrence."""
 
+    null_is_value = True
+
     def __init__(
         self,
         on: str,
@@ -48,9 +50,6 @@ class Unique(AggregateFnV2):
         """Return the list of values."""
         return list(accumulator.values())
 
-    def _has_null(self, _block: pa.Table) -> bool:
-        return False  # null is a value
-
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
@@ -81,6 +80,8 @@ class CountDistinct(Unique):
 class AsList(AggregateFnV2):
     """All values, in order of the rows."""
 
+    null_is_value = True
+
     def __init__(
         self,
         on: str,
@@ -99,9 +100,6 @@ class AsList(AggregateFnV2):
     def combine(self, current_accumulator: list[Any], new: list[Any]) -> list[Any]:
         """Return all values."""
         return current_accumulator + new
-
-    def _has_null(self, _block: pa.Table) -> bool:
-        return False  # null is a value
 
 
 class ValueCounter(AggregateFnV2):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
+from spotfit.core.input_checks import is_dataframe
 from spotfit.model.config import ScalingConfig
 from spotfit.prediction.batches import (
     Batch,
     check_batch,
-    is_dataframe,
     select_columns,
     to_batch_format,
 )

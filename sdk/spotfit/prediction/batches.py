@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from spotfit.core.errors import ConfigError, IntegrityError
-from spotfit.core.input_checks import did_you_mean
+from spotfit.core.input_checks import did_you_mean, is_dataframe
 from spotfit.host.plugins import require_module
 
 if TYPE_CHECKING:
@@ -102,12 +102,6 @@ def check_batch(value: Any, *, source: str) -> Batch:
             do="Return one value per row in each column.",
         )
     return columns
-
-
-def is_dataframe(value: Any) -> bool:
-    """Return whether `value` is a pandas DataFrame, without importing pandas."""
-    kind = type(value)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def row_count(batch: Batch) -> int:
@@ -235,7 +229,13 @@ def _decode_table(body: bytes, file_format: FileFormat, batch_format: BatchForma
         raise _not_of_format_error(file_format, error) from error
     if batch_format == "pandas":
         return table.to_pandas()
-    return {name: _to_numpy(table.column(name).combine_chunks()) for name in table.column_names}
+    from spotfit.data.formats.column_arrays import column_to_numpy
+
+    numpy = require_numpy()
+    return {
+        name: _stack_arrays(column_to_numpy(table.column(name)), numpy)
+        for name in table.column_names
+    }
 
 
 def _not_of_format_error(file_format: str, error: Exception) -> IntegrityError:
@@ -243,15 +243,6 @@ def _not_of_format_error(file_format: str, error: Exception) -> IntegrityError:
         f"The content of the file is not {file_format}: {error}",
         do="Correct the file or its name. numpy files must not contain Python objects.",
     )
-
-
-def _to_numpy(column: Any) -> np.ndarray:
-    arrow = require_module("pyarrow", extra=EXTRA)
-    if arrow.types.is_fixed_size_list(column.type) and not column.null_count:
-        values = _to_numpy(column.flatten())
-        return values.reshape(len(column), column.type.list_size, *values.shape[1:])
-    numpy = require_numpy()
-    return _stack_arrays(column.to_numpy(zero_copy_only=False), numpy)
 
 
 def encode_file(batch: Batch, file_format: FileFormat) -> bytes:

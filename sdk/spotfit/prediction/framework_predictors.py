@@ -16,12 +16,12 @@ import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError, NotFoundError
+from spotfit.core.input_checks import is_dataframe
 from spotfit.frameworks.torch.torch_checkpoint import TorchCheckpoint
 from spotfit.host.plugins import require_module
 from spotfit.prediction.batches import (
     ARRAY_COLUMN,
     Batch,
-    is_dataframe,
     require_numpy,
     select_columns,
     to_batch_format,

@@ -11,6 +11,7 @@ from os import PathLike, fspath
 from typing import Any, NamedTuple
 
 from spotfit.core.errors import ConfigError, NotFoundError
+from spotfit.core.input_checks import is_dataframe
 from spotfit.core.units import format_count
 from spotfit.prediction.batches import (
     Batch,
@@ -20,7 +21,6 @@ from spotfit.prediction.batches import (
     decode_file,
     encode_file,
     file_format,
-    is_dataframe,
     is_readable_file,
     row_count,
     slice_rows,

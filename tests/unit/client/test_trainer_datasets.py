@@ -86,7 +86,7 @@ def test_a_configuration_of_the_user_is_called() -> None:
     [
         lambda: {"train": spotfit.data.range(4)},
         lambda: {"valid": spotfit.data.range(3)},
-        lambda: {"train": spotfit.data.range(3).map_manifest(lambda rows: rows.slice(1))},
+        lambda: {"train": spotfit.data.range(3).split_at_indices([1])[1]},
     ],
 )
 def test_the_identity_depends_on_name_and_rows(changed: Any) -> None:

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigErrors, ConfigTypeError, SpotfitError
@@ -15,6 +16,7 @@ from spotfit.core.input_checks import (
     LOG_LEVELS,
     ErrorCollector,
     did_you_mean,
+    is_dataframe,
     parse_log_level,
     reject_deprecated_arguments,
     suggest_keywords,
@@ -166,3 +168,8 @@ def test_a_derived_class_is_named_in_the_suggestion() -> None:
     assert Derived(1, num_workers=3).num_workers == 3
     with pytest.raises(ConfigTypeError, match=r"Derived\(nam=...\)"):
         Derived(1, nam="a")
+
+
+def test_a_dataframe_is_one_of_pandas() -> None:
+    assert is_dataframe(pd.DataFrame())
+    assert not is_dataframe(type("DataFrame", (), {})())

@@ -24,6 +24,7 @@ from spotfit.data.aggregate import (
     Sum,
     ZeroPercentage,
 )
+from tests.unit.data.fold_blocks import fold
 
 _RNG = np.random.default_rng(5)
 FRAME = pd.DataFrame(
@@ -57,36 +58,36 @@ BLOCKS = [
     ],
 )
 def test_a_statistic_is_that_of_pandas(aggregate: Any, expected: float) -> None:
-    assert aggregate.fold(BLOCKS) == pytest.approx(expected, rel=1e-12)
+    assert fold(aggregate, BLOCKS) == pytest.approx(expected, rel=1e-12)
 
 
 def test_several_quantiles_are_exact() -> None:
-    values = ApproximateQuantile("x", [0.1, 0.5, 0.9]).fold(BLOCKS)
+    values = fold(ApproximateQuantile("x", [0.1, 0.5, 0.9]), BLOCKS)
     assert values == pytest.approx(FRAME["x"].quantile([0.1, 0.5, 0.9]).tolist(), rel=1e-12)
 
 
 def test_the_deviation_of_large_values_is_exact() -> None:
     values = 1e9 + np.arange(10_000) % 2
     blocks = [pa.table({"x": part}) for part in np.array_split(values, 7)]
-    assert Std("x", ddof=0).fold(blocks) == pytest.approx(0.5, rel=1e-9)
+    assert fold(Std("x", ddof=0), blocks) == pytest.approx(0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", [Sum, Min, Max, Mean, Std])
 def test_a_null_that_is_not_ignored_makes_the_statistic_null(kind: Any) -> None:
     blocks = [pa.table({"x": [1.0, None]}), pa.table({"x": [2.0]})]
-    assert kind("x", ignore_nulls=False).fold(blocks) is None
-    assert kind("x").fold(blocks) is not None
+    assert fold(kind("x", ignore_nulls=False), blocks) is None
+    assert fold(kind("x"), blocks) is not None
 
 
 @pytest.mark.parametrize("kind", [Sum, Min, Max, Mean, Std])
 def test_a_column_without_values_has_no_statistic(kind: Any) -> None:
-    assert kind("x").fold([pa.table({"x": pa.nulls(3, pa.float64())})]) is None
-    assert kind("x").fold([]) is None
+    assert fold(kind("x"), [pa.table({"x": pa.nulls(3, pa.float64())})]) is None
+    assert fold(kind("x"), []) is None
 
 
 def test_a_statistic_of_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="not defined for a column of type") as caught:
-        Mean("s").fold(BLOCKS)
+        fold(Mean("s"), BLOCKS)
     assert "columns of numbers" in caught.value.do
 
 
@@ -101,6 +102,6 @@ def test_a_statistic_needs_a_column() -> None:
 def test_sums_of_integers_do_not_wrap_around(values: list[Any], kind: str) -> None:
     blocks = [pa.table({"x": pa.array(values, kind)})] * 2
     total = 2 * sum(filter(None, values))
-    assert Sum("x").fold(blocks) == total
+    assert fold(Sum("x"), blocks) == total
     count = 2 * sum(value is not None for value in values)
-    assert Mean("x").fold(blocks) == total / count
+    assert fold(Mean("x"), blocks) == total / count

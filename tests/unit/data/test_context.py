@@ -12,7 +12,6 @@ from spotfit.data.context import (
     DataContext,
     ExecutionOptions,
     ExecutionResources,
-    PoolSize,
     TaskPoolStrategy,
 )
 
@@ -45,23 +44,11 @@ def test_a_copy_is_independent() -> None:
     assert context.execution_options.resource_limits.cpu is None
 
 
-def test_limits_bound_processes_and_prefetched_bytes() -> None:
-    limits = ExecutionResources(cpu=3, object_store_memory=2e9)
-    assert limits.max_feeder_processes == 3
-    assert limits.max_prefetch_bytes == 2_000_000_000
-
-
-@pytest.mark.parametrize("limits", [ExecutionResources(), ExecutionResources.for_limits(cpu=1e400)])
-def test_absent_and_infinite_limits_do_not_bound(limits: ExecutionResources) -> None:
-    assert limits.max_feeder_processes is None
-    assert limits.max_prefetch_bytes is None
-
-
 def test_a_limit_may_be_set_where_it_is_as_in_older_scripts() -> None:
     limits = DataContext.get_current().execution_options.resource_limits
     limits.cpu = 4
-    assert DataContext.get_current().execution_options.resource_limits.max_feeder_processes == 4
-    assert limits.copy(memory=100).max_prefetch_bytes == 100
+    assert DataContext.get_current().execution_options.resource_limits.cpu == 4
+    assert limits.copy(memory=100) == ExecutionResources.for_limits(cpu=4, memory=100)
     assert limits.memory is None
 
 
@@ -71,10 +58,8 @@ def test_a_negative_limit_is_refused() -> None:
 
 
 def test_pool_strategies_have_a_range_of_processes() -> None:
-    assert ActorPoolStrategy().pool_size == PoolSize(1, None)
-    assert ActorPoolStrategy(size=2).pool_size == PoolSize(2, 2)
-    assert ActorPoolStrategy(min_size=2, max_size=3).pool_size == PoolSize(2, 3)
-    assert TaskPoolStrategy(4).pool_size == PoolSize(1, 4)
+    pools = [ActorPoolStrategy(), ActorPoolStrategy(size=2), ActorPoolStrategy(max_size=3)]
+    assert [(one.min_size, one.max_size) for one in pools] == [(1, None), (2, 2), (1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -83,3 +68,8 @@ def test_pool_strategies_have_a_range_of_processes() -> None:
 def test_an_invalid_pool_is_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="ActorPoolStrategy"):
         ActorPoolStrategy(**arguments)  # type: ignore[arg-type]
+
+
+def test_an_invalid_number_of_tasks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TaskPoolStrategy"):
+        TaskPoolStrategy(0)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import spotfit.data
 from spotfit.core.errors import ConfigError
@@ -385,7 +386,6 @@ def test_a_loop_that_iterates_again_gets_another_order() -> None:
 
 
 def test_tensors_are_iterated() -> None:
-    torch = pytest.importorskip("torch")
     (batch,) = numbers(3).select_columns("id").iter_torch_batches(batch_size=10)
     assert torch.equal(batch["id"], torch.tensor([0, 1, 2]))
 

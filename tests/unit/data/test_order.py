@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,23 +17,19 @@ from hypothesis import strategies as st
 from spotfit.core.errors import ConfigError
 from spotfit.data.order import (
     EpochOrder,
-    LaneRange,
     OrderSettings,
     Shuffle,
-    Tail,
     choose_lanes,
     choose_window_rows,
     hash_key,
     permutation,
     share,
-    tail_share,
 )
 from spotfit.data.source import IntArray, int_array
+from tests.unit.data.order_rows import Row, rows_at, rows_of
 
-Row: TypeAlias = tuple[int, int]
 GOLDEN = json.loads((Path(__file__).parent / "golden_orders.json").read_text())
 SHUFFLES: tuple[Shuffle, ...] = ("none", "units", "rows")
-TAILS: tuple[Tail, ...] = ("equal", "spread", "pad")
 
 
 class Plan(NamedTuple):
@@ -98,31 +94,15 @@ def _permute_windows(plan: Plan, lane: int, rows: list[Row], window_rows: int) -
     return result
 
 
-# ── rows of a rank, resolved window by window as the loader does ──────────────────────────────────
-
-
-def rows_of(order: EpochOrder, ranges: list[LaneRange]) -> list[Row]:
-    result: list[Row] = []
-    for lane, first, rows in ranges:
-        for row in range(first, first + rows):
-            window = order.window_at(lane, row)
-            members = [
-                (part.unit, part.first + index)
-                for part in window.parts
-                for index in range(part.rows)
-            ]
-            permuted = order.permutation(lane, window)
-            inside = row - window.first
-            result.append(members[inside if permuted is None else int(permuted[inside])])
-    return result
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def global_batch(
-    order: EpochOrder, position: int, count: int, world_size: int, tail: Tail = "spread"
+    order: EpochOrder, position: int, count: int, world_size: int, *, equal: bool = False
 ) -> list[list[Row]]:
     """The rows of each rank in one step."""
     return [
-        rows_of(order, order.rank_rows(position, count, world_size, rank, tail=tail))
+        rows_of(order, order.rank_rows(position, count, world_size, rank, equal=equal))
         for rank in range(world_size)
     ]
 
@@ -139,9 +119,8 @@ def arranged_by_lane(rows: list[Row], position: int, lanes: int) -> list[Row]:
 @given(plans)
 def test_places_units_and_windows_match_the_model(plan: Plan) -> None:
     order = plan.order
-    units, rows = order.rows_at(np.arange(order.row_count))
 
-    assert list(zip(units.tolist(), rows.tolist(), strict=True)) == model_of_order(plan)
+    assert rows_at(order, range(order.row_count)) == model_of_order(plan)
 
 
 @given(plans, st.data())
@@ -150,9 +129,7 @@ def test_a_random_place_matches_the_model(plan: Plan, data: st.DataObject) -> No
     places = data.draw(st.lists(st.integers(0, max(len(model) - 1, 0)), max_size=5))
     places = places if model else []
 
-    units, rows = plan.order.rows_at(places)
-
-    assert list(zip(units.tolist(), rows.tolist(), strict=True)) == [model[p] for p in places]
+    assert rows_at(plan.order, places) == [model[p] for p in places]
 
 
 @given(plans)
@@ -218,7 +195,7 @@ def test_fixed_batches_per_rank_leave_out_fewer_rows_than_ranks(
         last_world_size = world_size if position < row_count else last_world_size
         for _ in range(round_.steps):
             count = min(rank_batch * world_size, row_count - position)
-            batch = global_batch(order, position, count, world_size, tail="equal")
+            batch = global_batch(order, position, count, world_size, equal=True)
             assert len({len(rows) for rows in batch}) == 1
             trained[position:] = flat(batch)
             position += count
@@ -291,9 +268,8 @@ def test_orders_are_those_of_earlier_releases(golden: dict[str, object]) -> None
     Do not regenerate the file to make this test pass. Add plans of the new version to it.
     """
     plan = Plan(golden["unit_rows"], OrderSettings(**golden["settings"]), golden["epoch"])  # type: ignore[arg-type]
-    units, rows = plan.order.rows_at(np.arange(100))
 
-    assert list(map(list, zip(units.tolist(), rows.tolist(), strict=True))) == golden["places"]
+    assert list(map(list, rows_at(plan.order, range(100)))) == golden["places"]
 
 
 def test_the_hash_is_splitmix64() -> None:
@@ -318,7 +294,7 @@ def test_a_permutation_contains_each_number_once(key: int, count: int) -> None:
 
 def test_epochs_and_seeds_have_different_orders() -> None:
     orders = {
-        tuple(Plan([20] * 5, OrderSettings(seed, 2, 50, "rows"), epoch).order.rows_at(range(9))[1])
+        tuple(rows_at(Plan([20] * 5, OrderSettings(seed, 2, 50, "rows"), epoch).order, range(9)))
         for seed in range(3)
         for epoch in range(3)
     }
@@ -361,21 +337,13 @@ def test_shares_are_contiguous_and_differ_by_at_most_one(count: int, world_size:
     assert max(lengths) - min(lengths) <= 1
 
 
-@given(st.integers(0, 100), st.integers(1, 12), st.sampled_from(TAILS))
-def test_tails_have_the_rows_that_they_state(count: int, world_size: int, tail: Tail) -> None:
-    shares = [range(*tail_share(count, world_size, rank, tail)) for rank in range(world_size)]
-    rows = Counter(row for indices in shares for row in indices)
-    lengths = {len(indices) for indices in shares}
+@given(st.integers(0, 100), st.integers(1, 12))
+def test_equal_shares_leave_out_the_last_rows(count: int, world_size: int) -> None:
+    shares = [share(count, world_size, rank, equal=True) for rank in range(world_size)]
+    rows = [index for begin, end in shares for index in range(begin, end)]
 
-    assert set(rows) <= set(range(count))
-    if tail == "equal":
-        assert lengths == {count // world_size}
-        assert max(rows.values(), default=1) == 1
-    else:
-        assert len(rows) == count
-        assert max(lengths) - min(lengths) <= (tail == "spread")
-    if tail == "pad":
-        assert rows.total() - count < world_size
+    assert {end - begin for begin, end in shares} == {count // world_size}
+    assert rows == list(range(count - count % world_size))
 
 
 # ── choices ───────────────────────────────────────────────────────────────────────────────────────

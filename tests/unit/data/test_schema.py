@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
-from spotfit.data.schema import Schema
+from spotfit.core.errors import ConfigError
+from spotfit.data.schema import Schema, check_columns
 
 SCHEMA = Schema(pa.schema([("id", pa.int64()), ("long_name", pa.list_(pa.float32()))]))
 
@@ -26,3 +28,10 @@ def test_a_schema_is_printed_as_a_table() -> None:
         "id         int64",
         "long_name  list<item: float>",
     ]
+
+
+def test_an_unknown_column_is_an_error_with_the_nearest_name() -> None:
+    check_columns("sort()", ["id"], SCHEMA.names)
+    with pytest.raises(ConfigError, match=r"sort\(\): there is no column 'ids'") as caught:
+        check_columns("sort()", ["id", "ids"], SCHEMA.names)
+    assert "'id'" in caught.value.do

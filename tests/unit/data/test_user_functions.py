@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.context import ActorPoolStrategy, PoolSize, TaskPoolStrategy
+from spotfit.data.context import ActorPoolStrategy, TaskPoolStrategy
 from spotfit.data.user_functions import check_resources, user_function
 
 
@@ -74,28 +74,20 @@ def test_gpus_are_refused_with_a_way_out() -> None:
     assert "spotfit.predict()" in caught.value.do
 
 
-def test_other_resources_have_no_effect() -> None:
-    function = user_function("map", scale, {"num_gpus": 0, "num_cpus": 4, "memory": 1e9, "x": 1})
-    assert function.pool_size is None
-
-
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    "options",
     [
-        ({"concurrency": 3}, PoolSize(3, 3)),
-        ({"concurrency": (2, 5)}, PoolSize(2, 5)),
-        ({"concurrency": (2, 5, 3)}, PoolSize(2, 5)),
-        ({"compute": ActorPoolStrategy(size=4)}, PoolSize(4, 4)),
-        ({"compute": ActorPoolStrategy(min_size=2, max_size=6)}, PoolSize(2, 6)),
-        ({"compute": TaskPoolStrategy(7)}, PoolSize(1, 7)),
-        ({"compute": "actors"}, None),
-        ({}, None),
+        {"num_gpus": 0, "num_cpus": 4, "memory": 1e9, "x": 1},
+        {"concurrency": 3},
+        {"concurrency": (2, 5)},
+        {"concurrency": (2, 5, 3)},
+        {"compute": ActorPoolStrategy(min_size=2, max_size=6)},
+        {"compute": TaskPoolStrategy(7)},
+        {"compute": "actors"},
     ],
 )
-def test_the_number_of_processes_is_taken_from_ray_arguments(
-    options: dict[str, Any], expected: PoolSize | None
-) -> None:
-    assert check_resources("map(f)", options) == expected
+def test_other_resources_have_no_effect(options: dict[str, Any]) -> None:
+    assert user_function("map", scale, options).identity == user_function("map", scale, {}).identity
 
 
 @pytest.mark.parametrize(

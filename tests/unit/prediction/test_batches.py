@@ -69,6 +69,11 @@ def test_csv_and_json_lines_are_read() -> None:
         }
 
 
+def test_nested_lists_of_equal_lengths_are_one_array() -> None:
+    read = batches.decode_file(b'{"image": [[1, 2], [3, 4], [5, 6]]}\n' * 2, "jsonl", "numpy")
+    assert (read["image"].shape, read["image"].dtype) == ((2, 3, 2), np.int64)
+
+
 def test_a_numpy_array_becomes_the_column_data() -> None:
     sink = io.BytesIO()
     np.save(sink, np.eye(3))
@@ -134,7 +139,7 @@ def test_other_values_are_no_batches(value: Any) -> None:
 
 def test_formats_are_converted_with_their_shapes() -> None:
     frame = batches.to_batch_format(columns(), "pandas")
-    assert batches.is_dataframe(frame)
+    assert isinstance(frame, pd.DataFrame)
     back = batches.to_batch_format(frame, "numpy")
     assert back["image"].shape == (5, 4, 3)
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 import pyarrow as pa
 
 from spotfit.core.clock import Clock
 from spotfit.core.errors import IntegrityError
+from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import FailureReply, SliceReply
 from spotfit.data.loading.slice_tasks import PendingSlice, SliceTask
 from spotfit.host import log
@@ -60,32 +60,10 @@ _MAX_FAILURES = 3
 """Exceptions in a row after which a feeder gets no further slice."""
 
 
-class Link(Protocol):
-    """A connection to a feeder, see `FeederLink`."""
-
-    name: str
-
-    def send(self, number: int, task: SliceTask) -> None:
-        """Send a task. Raises `OSError`."""
-        ...
-
-    def receive(self) -> SliceReply | FailureReply:
-        """Wait for the next reply. Raises `OSError` or `IntegrityError`."""
-        ...
-
-    def check_idle(self) -> None:
-        """Raise `OSError` if the feeder has closed a connection without open requests."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection, from any thread."""
-        ...
-
-
 class _Feeder:
     """One connected feeder, and what it has been given."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: FeederLink) -> None:
         self.link = link
         self.held: dict[int, PendingSlice] = {}
         self.is_leaving = False
@@ -125,8 +103,6 @@ class FeederPool:
         self._queue: deque[PendingSlice] = deque()
         self._feeders: list[_Feeder] = []
         self._last_number = 0
-        self._awaited: set[int] = set()
-        """Numbers of slices that a thread waits for."""
         self._open_count = 0
         """Slices that were requested and neither taken nor cancelled."""
         self._stored_bytes = 0
@@ -166,12 +142,10 @@ class FeederPool:
         Raises what the task raises in this process. Call it once for each slice.
         """
         with self._changed:
-            self._awaited.add(pending.number)
             pending.awaited_at = self._clock.now()
             self._remove_hung_feeders()
             self._changed.notify_all()
             self._wait(pending)
-            self._awaited.discard(pending.number)
             table = pending.table
             self._open_count -= 1
             self._drop(pending)
@@ -185,12 +159,11 @@ class FeederPool:
                 self._prefetch(one.task)
             return self._execute(pending.task)
 
-    def cancel(self, slices: Iterable[PendingSlice]) -> None:
-        """Drop slices that are not needed any more; a feeder may still return one."""
+    def cancel(self, pending: PendingSlice) -> None:
+        """Drop a slice that is not needed any more; a feeder may still return it."""
         with self._changed:
-            for pending in slices:
-                self._open_count -= 1
-                self._drop(pending)
+            self._open_count -= 1
+            self._drop(pending)
 
     def close(self) -> None:
         """Close the connections to all feeders. Slices that are taken later are executed here."""
@@ -203,7 +176,7 @@ class FeederPool:
 
     # --- for the owners of connections ---------------------------------------------------------
 
-    def serve(self, link: Link) -> int:
+    def serve(self, link: FeederLink) -> int:
         """Give slices to the feeder at the other end of `link` until its connection ends.
 
         Blocks; call it in a thread of its own. Returns the number of slices that the feeder gave,
@@ -232,7 +205,7 @@ class FeederPool:
             link.close()
         return replies
 
-    def retire(self, link: Link) -> None:
+    def retire(self, link: FeederLink) -> None:
         """Let `serve` return once the feeder has returned the slices that it has."""
         with self._changed:
             for feeder in self._feeders:
@@ -266,6 +239,7 @@ class FeederPool:
 
     def _due_since(self, pending: PendingSlice) -> float:
         if not pending.holders:
+            assert pending.awaited_at is not None, "a thread waits for it"
             return pending.awaited_at
         return pending.queued_again_at if pending in self._queue else pending.sent_at
 
@@ -346,7 +320,7 @@ class FeederPool:
 
     def _has_room(self, pending: PendingSlice) -> bool:
         """Whether the result may be expected within the bound of bytes."""
-        if pending.number in self._awaited:
+        if pending.awaited_at is not None:
             return True
         sent = sum(len(feeder.held) for feeder in self._feeders)
         size = statistics.fmean(self._sizes) if self._sizes else 0.0

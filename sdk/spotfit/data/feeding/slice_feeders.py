@@ -39,4 +39,4 @@ class PoolSliceFeeders:
 
     def cancel(self, pending: PendingSlice) -> None:
         """Drop a slice that is not needed any more."""
-        self._pool.cancel([pending])
+        self._pool.cancel(pending)

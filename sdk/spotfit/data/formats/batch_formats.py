@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.core.input_checks import is_dataframe
 from spotfit.data.formats.column_arrays import column_from_values, column_to_numpy, list_column
 from spotfit.data.formats.python_objects import object_column
 from spotfit.host.plugins import require_module
@@ -79,7 +80,7 @@ def to_block(batch: Any) -> pa.Table:
         return batch
     if isinstance(batch, pa.RecordBatch):
         return pa.Table.from_batches([batch])
-    if _is_dataframe(batch):
+    if is_dataframe(batch):
         return _from_pandas(batch)
     if not isinstance(batch, Mapping):
         raise ConfigTypeError(
@@ -108,11 +109,6 @@ def _column(values: Any, name: str) -> pa.Array:
             return object_column(list(values))
         except (TypeError, AttributeError, pickle.PicklingError):
             raise error from None
-
-
-def _is_dataframe(batch: Any) -> bool:
-    kind = type(batch)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def _from_pandas(frame: Any) -> pa.Table:

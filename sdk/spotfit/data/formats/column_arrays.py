@@ -270,24 +270,43 @@ def _array_from(values: NumpyArray | list[Any]) -> pa.Array:
         return _array_from_objects(values) if values.dtype == object else _flat_array(values)
     if values.dtype.kind not in "biuf" or 0 in values.shape[1:]:
         return _nested_lists(values)
-    storage = pa.FixedSizeListArray.from_arrays(
-        _flat_array(values.reshape(-1)), int(np.prod(values.shape[1:]))
-    )
-    kind = pa.fixed_shape_tensor(storage.type.value_type, values.shape[1:])
-    return pa.ExtensionArray.from_storage(kind, storage)
+    return tensor_array(_native_copy(values))
 
 
 def _flat_array(values: NumpyArray) -> pa.Array:
     """Return a copy of a one-dimensional array, through its buffer where Arrow has its type."""
-    if values.dtype.kind == "b":
-        packed = np.packbits(values, bitorder="little")
-        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
-    is_number = values.dtype.kind in "iuf" and values.dtype.itemsize <= 8
-    if not is_number:
-        return pa.array(values)
-    native = np.array(values, dtype=values.dtype.newbyteorder("="), order="C")
-    kind = pa.from_numpy_dtype(native.dtype)
-    return pa.Array.from_buffers(kind, len(native), [None, pa.py_buffer(native)])
+    is_number = values.dtype.kind in "biuf" and values.dtype.itemsize <= 8
+    return arrow_array(_native_copy(values)) if is_number else pa.array(values)
+
+
+def _native_copy(values: NumpyArray) -> NumpyArray:
+    return np.array(values, dtype=values.dtype.newbyteorder("="), order="C")
+
+
+def arrow_array(values: NumpyArray, missing: NumpyArray | None = None) -> pa.Array:
+    """Return a one-dimensional array of numbers or booleans; null where `missing`.
+
+    Numbers share the memory of `values`, which must not be written to any more.
+    """
+    packed = np.packbits(values, bitorder="little") if values.dtype == bool else values
+    buffers = [_validity(missing), pa.py_buffer(np.ascontiguousarray(packed))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def tensor_array(values: NumpyArray, missing: NumpyArray | None = None) -> pa.ExtensionArray:
+    """Return arrays of one shape as tensors, also without a copy; null where `missing`."""
+    flat = arrow_array(values.reshape(-1))
+    kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
+    storage = pa.Array.from_buffers(
+        kind.storage_type, len(values), [_validity(missing)], children=[flat]
+    )
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _validity(missing: NumpyArray | None) -> pa.Buffer | None:
+    if missing is None or not missing.any():
+        return None
+    return pa.py_buffer(np.packbits(~missing, bitorder="little"))
 
 
 def _nested_lists(values: NumpyArray) -> pa.Array:
@@ -299,7 +318,7 @@ def _nested_lists(values: NumpyArray) -> pa.Array:
     lists = _array_from(values.reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
         count = int(np.prod(values.shape[:axis]))
-        lists = _list_array(np.full(count, values.shape[axis]), lists)
+        lists = list_array(np.full(count, values.shape[axis]), lists)
     return lists
 
 
@@ -340,11 +359,11 @@ def list_column(rows: Sequence[NumpyArray | None]) -> pa.Array:
         values = pa.FixedSizeListArray.from_arrays(values, last.pop())
     for axis in reversed(range(1, ndim - is_last_fixed)):
         sizes = [np.full(int(np.prod(a.shape[:axis])), a.shape[axis]) for a in arrays]
-        values = _list_array(np.concatenate(sizes), values)
-    return _list_array(np.array([-1 if row is None else len(row) for row in rows]), values)
+        values = list_array(np.concatenate(sizes), values)
+    return list_array(np.array([-1 if row is None else len(row) for row in rows]), values)
 
 
-def _list_array(lengths: NumpyArray, values: pa.Array) -> pa.Array:
+def list_array(lengths: NumpyArray, values: pa.Array) -> pa.Array:
     """Return lists of these lengths, None for length -1, with the values one after the other."""
     is_null = lengths < 0
     offsets = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))])

@@ -7,9 +7,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from spotfit.core.errors import ConfigError
-from spotfit.core.input_checks import did_you_mean
 from spotfit.data.formats.column_arrays import NumpyArray, stack_objects
+from spotfit.data.schema import check_columns
 from spotfit.host.plugins import require_module
 
 Columns: TypeAlias = str | Sequence[str]
@@ -83,12 +82,7 @@ def _specs_of(schema: pa.Schema, names: Columns) -> Any:
 
 
 def _spec_of(schema: pa.Schema, name: str) -> Any:
-    if name not in schema.names:
-        raise ConfigError(
-            f"There is no column {name!r} in the dataset, which has {', '.join(schema.names)}. "
-            f"{did_you_mean(name, schema.names)}".rstrip(),
-            do="Correct the names of the feature, label or additional columns.",
-        )
+    check_columns("to_tf()", [name], schema.names)
     tensorflow = _require_tensorflow()
     kind = schema.field(name).type
     shape: tuple[int | None, ...] = (None,)

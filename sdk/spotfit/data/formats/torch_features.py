@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.core.input_checks import did_you_mean
 from spotfit.data.formats.batch_formats import to_batch
 from spotfit.data.formats.torch_tensors import require_torch, to_tensor
+from spotfit.data.schema import check_columns
 from spotfit.host.plugins import require_module
 
 if TYPE_CHECKING:
@@ -80,13 +80,7 @@ def join_columns(
 
     Raises `ConfigError` for an unknown column, and `TensorConversionError`.
     """
-    known = block.column_names
-    if unknown := [name for name in columns if name not in known]:
-        raise ConfigError(
-            f"to_torch() names the column {unknown[0]!r}, but the rows have {', '.join(known)}. "
-            f"{did_you_mean(unknown[0], known)}".rstrip(),
-            do="Correct label_column and feature_columns.",
-        )
+    check_columns("to_torch()", columns, block.column_names)
     batch = to_batch(block.select(list(columns)), "numpy")
     tensors = [to_tensor(batch[name], dtype, name) for name in columns]
     if unsqueeze:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.core.input_checks import did_you_mean
 from spotfit.data.formats.column_arrays import NumpyArray, stack_objects
+from spotfit.data.schema import check_columns
 from spotfit.host.plugins import require_module
 
 if TYPE_CHECKING:
@@ -38,12 +38,7 @@ def to_tensors(
     `ConfigError` if `dtypes` names an unknown column.
     """
     by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(batch, dtypes)
-    if unknown := sorted(set(by_column) - set(batch)):
-        raise ConfigError(
-            f"dtypes names the column {unknown[0]!r}, but the batch has {', '.join(batch)}. "
-            f"{did_you_mean(unknown[0], batch)}".rstrip(),
-            do="Correct dtypes.",
-        )
+    check_columns("dtypes", by_column, batch)
     return {name: to_tensor(column, by_column.get(name), name) for name, column in batch.items()}
 
 

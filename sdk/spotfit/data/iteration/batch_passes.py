@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.iteration.pass_reader import PassReader
+from spotfit.data.iteration.pass_reader import read_pass
 from spotfit.data.iteration.prefetching import ConvertedSteps
 from spotfit.data.iteration.shard import LocalShuffle, ShardPosition
 from spotfit.host import log
@@ -137,19 +137,20 @@ class _Batch(NamedTuple):
 
 
 class _Pass(Iterator[Any]):
-    """One pass over the batches. Its reader learns which batches it has returned."""
+    """One pass over the batches, which counts those that it has returned."""
 
     def __init__(self, passes: BatchPasses) -> None:
         options, convert = passes.options, passes.convert
         self._progress = passes.progress
         self._progress.passes += 1
         self._finish = passes.finish
-        self._reader = reader = PassReader(passes.position, options.shuffle)
-        steps = reader.steps(
+        self._pass, steps = read_pass(
+            passes.position,
             options.rows_per_step,
             is_global=options.global_batch_size is not None,
             drop_last=options.drop_last,
             prefetch=options.prefetch_batches,
+            local_shuffle=options.shuffle,
         )
 
         def convert_step(step: tuple[pa.Table, int]) -> _Batch:
@@ -157,11 +158,10 @@ class _Pass(Iterator[Any]):
             return _Batch(convert(block), block.num_rows, position)
 
         self._batches = ConvertedSteps(
-            # The position is read at once: the reader is ahead of the batch in use.
-            ((block, reader.position) for block in steps),
+            steps,
             convert_step,
             ahead=options.prefetch_batches,
-            advance_in_thread=not reader.runs_user_code,
+            advance_in_thread=not passes.position.dataset.runs_user_code,
         )
         self._clock = SystemClock()
 
@@ -171,16 +171,16 @@ class _Pass(Iterator[Any]):
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._reader.end(is_exhausted=True)
+            self._pass.end(is_exhausted=True)
             raise
         progress.waiting_s += self._clock.now() - began_s
         progress.batches += 1
         progress.rows += batch.rows
-        self._reader.record_yielded(batch.position)
+        self._pass.record_yielded(batch.position)
         return batch.value if self._finish is None else self._finish(batch.value)
 
     def __del__(self) -> None:
         # A loop that is left, for example by `break`, has no other reference. Without an attribute
         # the pass has not begun.
-        if (reader := getattr(self, "_reader", None)) is not None:
-            reader.end(is_exhausted=False)
+        if (begun := getattr(self, "_pass", None)) is not None:
+            begun.end(is_exhausted=False)

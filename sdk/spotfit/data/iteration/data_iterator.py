@@ -22,7 +22,7 @@ from spotfit.data.iteration.batch_passes import (
     BatchPasses,
     BatchProgress,
 )
-from spotfit.data.iteration.pass_reader import PassReader
+from spotfit.data.iteration.pass_reader import read_pass
 from spotfit.data.iteration.shard import ShardPosition
 from spotfit.data.plans.row_functions import block_rows
 from spotfit.data.schema import Schema
@@ -317,8 +317,8 @@ class DataIterator:
         Does not change the position: the rows are always those of the first epoch, also after a
         restart.
         """
-        reader = PassReader(ShardPosition(self._dataset, self.position.group))
-        blocks = list(reader.steps(None))
+        _, steps = read_pass(ShardPosition(self._dataset, self.position.group), None)
+        blocks = [block for block, _ in steps]
         block = concat_blocks(blocks) if blocks else self.schema().base_schema.empty_table()
         return self._dataset.of_source(TableSource(block))
 

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.order import OrderSettings, choose_lanes, choose_window_rows
 from spotfit.host import log
 
 if TYPE_CHECKING:
     from spotfit.data.loading.slice_tasks import SliceFeeders
-    from spotfit.data.order import OrderSettings
     from spotfit.data.plans.row_plan import ShuffledRows
 
 # Larger windows mix more rows, but the first batch waits until its windows are read.
@@ -99,8 +99,8 @@ class ShardPosition:
         self._is_resumed = False
         self._yielded: deque[int] = deque()
         """For each batch of the current pass that does not count yet: the rows taken with it."""
-        self._pass = object()
-        """Identity of the current pass: an earlier one that is still iterated does not count."""
+        self._pass: PassPosition | None = None
+        """The current pass: an earlier one that is still iterated does not count."""
 
     @property
     def is_at_end(self) -> bool:
@@ -126,13 +126,13 @@ class ShardPosition:
         if self._has_started:
             self._finish_epoch()
         self._yielded.clear()
-        self._pass = object()
         # Each rank gets the same number of rows of the last step, and at least one.
         self._min_step_rows = step_rows if drop_last else self.group.world_size
         # An epoch of which rows were taken keeps its order; one that was only looked at does not.
         if self._order is None or not self.consumed:
             self._order = choose_order(self.dataset, self.group, step_rows, local_shuffle)
-        return PassPosition(self, self._pass, self._order)
+        self._pass = PassPosition(self, self._order)
+        return self._pass
 
     def count(self) -> None:
         """Count the batches that the current pass has yielded as taken; called at a report."""
@@ -167,10 +167,8 @@ class ShardPosition:
         {} begins the first epoch. At the begin of an epoch the dataset may have other rows than
         before. Raises `ConfigError` if `state` is within an epoch of other rows.
         """
-        from spotfit.data.order import OrderSettings
-
         self._restore, self._is_resumed = None, bool(state)
-        self._has_started, self._pass, self._order = False, object(), None
+        self._has_started, self._pass, self._order = False, None, None
         self.epoch, self.consumed = state.get("epoch", 0), state.get("consumed", 0)
         self._yielded.clear()
         if not self.consumed:
@@ -198,13 +196,13 @@ class ShardPosition:
         if state:
             self.resume(state)
 
-    def _record_yielded(self, of_pass: object, consumed: int) -> None:
+    def _record_yielded(self, of_pass: PassPosition, consumed: int) -> None:
         # The batch before was trained on, because the loop asks for the next one.
         if of_pass is self._pass:
             self.count()
             self._yielded.append(consumed)
 
-    def _end_pass(self, of_pass: object, *, is_exhausted: bool) -> None:
+    def _end_pass(self, of_pass: PassPosition, *, is_exhausted: bool) -> None:
         if of_pass is not self._pass:
             return
         if is_exhausted:
@@ -219,7 +217,7 @@ class ShardPosition:
     def _finish_epoch(self) -> None:
         self.epoch, self.consumed = self.epoch + 1, 0
         self._yielded.clear()
-        self._has_started, self._pass = False, object()
+        self._has_started, self._pass = False, None
 
     def _changed_error(self, state: Mapping[str, Any]) -> ConfigError:
         return ConfigError(
@@ -231,22 +229,24 @@ class ShardPosition:
 
 
 class PassPosition:
-    """The current pass of a `ShardPosition`, to which the reader of the pass reports."""
+    """A pass of a `ShardPosition`: where it begins, and what the training loop gets of it."""
 
-    def __init__(self, shard: ShardPosition, identity: object, order: OrderSettings) -> None:
+    def __init__(self, shard: ShardPosition, order: OrderSettings) -> None:
         self._shard = shard
-        self._identity = identity
         self.order = order
         self.epoch = shard.epoch
         self.first_row = shard.consumed
 
     def record_yielded(self, consumed: int) -> None:
         """Record that the loop gets a batch; `consumed` rows are taken once it counts."""
-        self._shard._record_yielded(self._identity, consumed)  # noqa: SLF001 - one unit
+        self._shard._record_yielded(self, consumed)  # noqa: SLF001 - one unit
 
     def end(self, *, is_exhausted: bool) -> None:
-        """Record the end of the pass. Has no effect once another pass has begun."""
-        self._shard._end_pass(self._identity, is_exhausted=is_exhausted)  # noqa: SLF001
+        """Record the end of the pass: all batches were taken, or the loop has left it.
+
+        Has no effect once another pass has begun.
+        """
+        self._shard._end_pass(self, is_exhausted=is_exhausted)  # noqa: SLF001
 
 
 def choose_order(
@@ -261,8 +261,6 @@ def choose_order(
     order of the dataset. A local shuffle permutes the rows of windows whose rows a rank's buffer
     holds.
     """
-    from spotfit.data.order import OrderSettings, choose_lanes, choose_window_rows
-
     shuffle = dataset.shuffle_settings
     seed = group.seed if shuffle.seed is None else shuffle.seed
     if local_shuffle is not None:

@@ -25,7 +25,7 @@ from spotfit.data.loading.lane_blocks import BlockCache, BlockPiece, LaneBlock
 from spotfit.data.loading.slices import call_seeded, slice_key
 from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.loading.window_reader import WindowReader
-from spotfit.data.order import EpochOrder, LaneRange, OrderSettings, Tail
+from spotfit.data.order import EpochOrder, LaneRange, OrderSettings
 from spotfit.data.plans.transforms import BlockFunction, bind_all
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ _STEPS_PER_REQUEST = 4
 """Steps that are planned when one is taken, so that the first step does not wait for all plans."""
 
 _MAX_STEPS_AHEAD = 1_000
+_PREFETCH_BYTES = 256 * 2**20
+"""Limit on the windows in memory. It is exceeded if the next step needs more."""
+_THREADS = 4
 
 
 class ReadPosition(NamedTuple):
@@ -46,26 +49,14 @@ class ReadPosition(NamedTuple):
     """Rows of this epoch that all ranks together have taken."""
 
 
-class ReadOptions(NamedTuple):
-    """How a rank reads. The rows and their order do not depend on it, except for `tail`."""
-
-    columns: tuple[str, ...] | None = None
-    """The columns of the steps; None: all."""
-    prefetch_bytes: int = 256 * 2**20
-    """Limit on the windows in memory. It is exceeded if the next step needs more."""
-    threads: int = 4
-    tail: Tail = "equal"
-    """Shares of a last step that is not complete, see `order.tail_share`."""
-    feeders: SliceFeeders | None = None
-    """What transforms the slices of the dataset; None: this process."""
-
-
 _FIRST_ROW = ReadPosition()
-_DEFAULT_OPTIONS = ReadOptions()
 
 
 class RankReader:
-    """The rows of a rank in one epoch, step by step."""
+    """The rows of a rank in one epoch, step by step.
+
+    `feeders` transform the slices of the dataset; without, this process does.
+    """
 
     def __init__(
         self,
@@ -75,14 +66,14 @@ class RankReader:
         start: ReadPosition = _FIRST_ROW,
         world_size: int = 1,
         rank: int = 0,
-        options: ReadOptions = _DEFAULT_OPTIONS,
+        feeders: SliceFeeders | None = None,
     ) -> None:
         self._dataset = dataset
         self._settings = settings
         self._epoch, self._consumed = start
         self._world_size = world_size
         self._rank = rank
-        self._options = options
+        self._feeders = feeders
 
     @property
     def position(self) -> ReadPosition:
@@ -95,7 +86,9 @@ class RankReader:
         """Yield this rank's rows of each step, from `position` on.
 
         `rows_per_step` is the number of rows of this rank, or of all ranks if `is_global`. With
-        None, a step ends with a window of the first lane. All ranks have the same number of steps.
+        None, a step ends with a window of the first lane. All ranks have the same number of steps,
+        and of rows of a last step that is not complete; fewer rows than there are ranks are left
+        out at its end.
         `prefetch` is the number of steps to which transforms are applied before they are needed.
 
         Raises `ConfigError` if a step has fewer rows than there are ranks, and what a source or a
@@ -115,7 +108,7 @@ class RankReader:
     def _steps(self, global_rows: int | None, prefetch: int) -> Iterator[pa.Table]:
         manifest = self._dataset.manifest
         order = EpochOrder(manifest.unit_rows, self._settings, self._epoch)
-        loader = _StepLoader(self._dataset, order, self._options)
+        loader = _StepLoader(self._dataset, order, self._feeders)
         try:
             plan = self._plan(order, global_rows)
             for end, block in loader.steps(plan, self._consumed, prefetch):
@@ -126,15 +119,15 @@ class RankReader:
         self._consumed = order.row_count
 
     def _plan(self, order: EpochOrder, global_rows: int | None) -> Iterator[_Step]:
-        """Yield the steps in which a rank has rows, with those of this rank."""
+        """Yield the steps, each of which has rows of all ranks, with those of this rank."""
         position, end = self._consumed, order.row_count
         while position < end:
             wanted = global_rows or self._rows_of_windows(order, position)
             count = min(wanted, end - position)
-            tail: Tail = self._options.tail if count < wanted else "spread"
-            if tail == "equal" and count < self._world_size:
+            is_last = count < wanted
+            if is_last and count < self._world_size:
                 return
-            ranges = order.rank_rows(position, count, self._world_size, self._rank, tail=tail)
+            ranges = order.rank_rows(position, count, self._world_size, self._rank, equal=is_last)
             position += count
             yield _Step(position, ranges)
 
@@ -173,17 +166,17 @@ class _StepPieces(NamedTuple):
 class _StepLoader:
     """Requests the blocks of the next steps, and assembles the steps from them."""
 
-    def __init__(self, dataset: ShuffledRows, order: EpochOrder, options: ReadOptions) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: ShuffledRows, order: EpochOrder, feeders: SliceFeeders | None
+    ) -> None:
         self._order = order
-        self._columns = options.columns
-        self._pool = TaskPool(options.threads, "spotfit-data")
+        self._pool = TaskPool(_THREADS, "spotfit-data")
         has_transforms = bool(dataset.transforms)
         self._reader = WindowReader(
             dataset.manifest,
             order,
-            columns=dataset.columns_to_read(options.columns),
-            limit_bytes=options.prefetch_bytes,
+            columns=dataset.columns_to_read(),
+            limit_bytes=_PREFETCH_BYTES,
             pool=self._pool,
         )
         self._slice_rows = max(order.settings.slice_rows, 1)
@@ -192,7 +185,7 @@ class _StepLoader:
         self._slices = BlockCache(order, self._locate_slice) if has_transforms else None
         self._in_threads, self._user_code = _bound_transforms(dataset)
         # Other transforms cost less than sending their results.
-        self._feeders = options.feeders if self._user_code is not None else None
+        self._feeders = feeders if self._user_code is not None else None
         self._requested: deque[_StepPieces] = deque()
 
     def close(self) -> None:
@@ -301,13 +294,7 @@ class _StepLoader:
             for block in step.blocks:
                 if block.result is None:
                     block.result = self._with_user_code(self._user_code, block)
-        # The steps of a rank without rows have columns, too.
-        block = (
-            concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
-            if step.pieces
-            else _transformed(self._dataset, self._dataset.manifest.schema.empty_table())
-        )
-        return block if self._columns is None else block.select(list(self._columns))
+        return concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
 
     def _with_user_code(self, function: BlockFunction, block: LaneBlock) -> pa.Table:
         """Return the rows of a slice after the transforms with user code."""
@@ -337,9 +324,3 @@ def _bound_transforms(dataset: ShuffledRows) -> tuple[BlockFunction, BlockFuncti
             bind_all(dataset.transforms[first:]) if any(user_code) else None,
         )
     return _BOUND_TRANSFORMS[dataset]
-
-
-def _transformed(dataset: ShuffledRows, block: pa.Table) -> pa.Table:
-    in_threads, user_code = _bound_transforms(dataset)
-    block = in_threads(block)
-    return block if user_code is None else user_code(block)

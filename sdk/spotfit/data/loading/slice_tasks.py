@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -22,42 +23,28 @@ class SliceTask(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """The slice begins at row `number` * `slice_rows` of the lane."""
 
 
+@dataclass(eq=False, slots=True)
 class PendingSlice:
-    """A slice that was requested of a feeders; only `feeding.pool` uses its attributes."""
+    """A slice that was requested of feeders; only `feeding.pool` uses its attributes."""
 
-    __slots__ = (
-        "awaited_at",
-        "has_failed",
-        "holders",
-        "is_done",
-        "losses",
-        "number",
-        "queued_again_at",
-        "sent_at",
-        "size_bytes",
-        "table",
-        "task",
-    )
-
-    def __init__(self, number: int, task: SliceTask) -> None:
-        self.number = number
-        self.task = task
-        self.table: pa.Table | None = None
-        self.size_bytes = 0
-        self.is_done = False
-        """Whether no feeder needs to execute it any more: finished, taken or cancelled."""
-        self.has_failed = False
-        """Whether a feeder has returned an exception, or too many were lost: none gets it again."""
-        self.losses = 0
-        """How many feeders were lost while they executed it."""
-        self.awaited_at = 0.0
-        """When a thread began to wait for it."""
-        self.holders: list[Any] = []
-        """The feeders that it was sent to and that have not answered."""
-        self.sent_at = 0.0
-        """When it was last sent."""
-        self.queued_again_at = 0.0
-        """When it was last queued for another feeder because it was late."""
+    number: int
+    task: SliceTask
+    table: pa.Table | None = None
+    size_bytes: int = 0
+    is_done: bool = False
+    """Whether no feeder needs to execute it any more: finished, taken or cancelled."""
+    has_failed: bool = False
+    """Whether a feeder has returned an exception, or too many were lost: none gets it again."""
+    losses: int = 0
+    """How many feeders were lost while they executed it."""
+    awaited_at: float | None = None
+    """When a thread began to wait for it; None: none has."""
+    holders: list[Any] = field(default_factory=list)
+    """The feeders that it was sent to and that have not answered."""
+    sent_at: float = 0.0
+    """When it was last sent."""
+    queued_again_at: float = 0.0
+    """When it was last queued for another feeder because it was late."""
 
 
 class SliceFeeders(Protocol):

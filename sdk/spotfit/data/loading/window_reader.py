@@ -9,11 +9,11 @@ from functools import partial
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.loading.lane_blocks import LaneBlock
 from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.order import EpochOrder, UnitPart, Window
 from spotfit.data.plans.unit_manifest import UnitManifest
-from spotfit.data.source import IntArray
 
 _INITIAL_EXPANSION = 4.0
 """Assumed size of rows in memory, relative to their encoded size, until the first are read."""
@@ -35,12 +35,7 @@ class WindowReader:
         self._order = order
         self._limit_bytes = limit_bytes
         self._pool = pool
-        # The units of one source have one schema.
-        self._schema = _schema_of_union(manifest, columns) if len(manifest.sources) > 1 else None
-        self._source_columns = [
-            _columns_in(source.schema(units), columns)
-            for source, units in zip(manifest.sources, manifest.source_units, strict=True)
-        ]
+        self._columns = columns
         encoded_bytes = int(manifest.unit_bytes.sum())
         self._row_bytes = _INITIAL_EXPANSION * encoded_bytes / max(order.row_count, 1)
         self._held_bytes = 0
@@ -86,8 +81,7 @@ class WindowReader:
     def _read_part(self, part: UnitPart) -> pa.Table:
         unit, first, rows = part
         try:
-            columns = self._source_columns[self._manifest.unit_sources[unit]]
-            table = self._manifest.read_part(unit, first, rows, columns)
+            table = self._manifest.read_part(unit, first, rows, self._columns)
         except Exception as error:
             error.add_note(f"while {_unit_name(self._manifest, unit)} was read")
             raise
@@ -97,32 +91,16 @@ class WindowReader:
                 f"{table.num_rows} instead of {rows} from row {first} on.",
                 do="Do not change files while a run reads them.",
             )
-        return table if self._schema is None else _with_schema(table, self._schema)
+        return table
 
     def _assemble(self, block: LaneBlock, tables: list[pa.Table]) -> pa.Table:
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         window = Window(block.number, block.first, block.rows, tuple(block.parts))
         permutation = self._order.permutation(block.lane, window)
         if permutation is not None:
-            table = table.take(_arrow_indices(permutation))
+            table = table.take(arrow_array(permutation))
         self._read.append((block, table.nbytes))
         return table
-
-
-def _schema_of_union(manifest: UnitManifest, columns: Sequence[str] | None) -> pa.Schema:
-    schema = manifest.schema
-    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
-
-
-def _columns_in(schema: pa.Schema, columns: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the wanted columns that a source has; None, all, if it has none of them."""
-    return [name for name in columns or () if name in schema.names] or None
-
-
-def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema, with its types, and nulls for those that are missing."""
-    table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
-    return table.select(schema.names)
 
 
 def _unit_name(manifest: UnitManifest, unit: int) -> str:
@@ -136,8 +114,3 @@ def _unit_name(manifest: UnitManifest, unit: int) -> str:
         file = units.files[int(units.unit_files[index])]
         name += f" ({file.url.rstrip('/')}/{file.key})"
     return name
-
-
-def _arrow_indices(indices: IntArray) -> pa.Array:
-    # pa.array() imports pandas if it is installed, which takes more than a second.
-    return pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)])

@@ -13,7 +13,7 @@ import pyarrow as pa
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.column_arrays import column_to_numpy
 from spotfit.data.plans.row_functions import block_rows
-from spotfit.data.plans.transforms import check_columns
+from spotfit.data.schema import check_columns
 from spotfit.host.plugins import require_module
 
 Encoder: TypeAlias = Callable[[pa.Table], bytes]

@@ -18,7 +18,8 @@ from spotfit.data.aggregate_base import columns_of
 from spotfit.data.formats.batch_formats import concat_blocks
 from spotfit.data.operations.group_aggregates import aggregate_groups, sort_groups
 from spotfit.data.plans.row_plan import RowPlan
-from spotfit.data.plans.transforms import BlockFunction, check_columns
+from spotfit.data.plans.transforms import BlockFunction
+from spotfit.data.schema import check_columns
 from spotfit.host.memory import read_memory_usage
 
 _MEMORY_FACTOR = 4

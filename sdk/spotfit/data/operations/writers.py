@@ -22,7 +22,7 @@ from spotfit.data.formats.batch_formats import concat_blocks
 from spotfit.data.formats.tensor_storage import encode_tensors
 from spotfit.data.operations.file_encoders import Encoder, parquet_encoder
 from spotfit.data.plans.row_functions import block_rows
-from spotfit.data.plans.transforms import check_columns
+from spotfit.data.schema import check_columns
 from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.store.api import Store

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.context import PoolSize
 from spotfit.data.formats.batch_formats import (
     BatchFormat,
     check_batch_format,
@@ -44,11 +43,6 @@ class UserTransform:
     def identity(self) -> str:
         """Code and arguments of the function."""
         return self.function.identity
-
-    @property
-    def pool_size(self) -> PoolSize | None:
-        """How many processes the user wants for this transform; None: not stated."""
-        return self.function.pool_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,17 +14,18 @@ import pyarrow as pa
 
 from spotfit.data.files import path_of
 from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
 from spotfit.data.plans.read_ahead import READ_THREADS, ReadTask, read_in_order
 from spotfit.data.plans.transforms import (
     BlockFunction,
+    ColumnTransform,
     Transform,
     bind_all,
-    check_columns,
     columns_to_read,
-    is_column_transform,
 )
 from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.schema import check_columns
 from spotfit.data.source import IntArray, Source, SourceUnits, int_array
 
 _SCHEMA_ROWS = 32
@@ -91,8 +92,8 @@ class ShuffledRows(Protocol):
         """Whether reading calls functions of the user."""
         ...
 
-    def columns_to_read(self, columns: Sequence[str] | None = None) -> list[str] | None:
-        """Return the columns of the sources that are read to compute `columns`; None: all."""
+    def columns_to_read(self) -> list[str] | None:
+        """Return the columns of the sources that are read; None: all."""
         ...
 
 
@@ -262,13 +263,9 @@ class RowPlan:
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": self.rows, "transforms": self.transforms}
 
-    def as_source(self) -> Source:
-        """Return a source of the rows after the transforms, in unshuffled order."""
-        return PlanSource(self)
-
 
 def _needs_no_rows(transform: Transform) -> bool:
-    return is_column_transform(transform) and not transform.runs_user_code
+    return isinstance(transform, ColumnTransform) and not transform.runs_user_code
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +359,7 @@ def _shuffled_parts(
     for window in _windows(order):
         block = concat_blocks(list(islice(blocks, len(window.parts))))
         permutation = order.permutation(0, window)
-        yield block if permutation is None else block.take(pa.array(permutation))
+        yield block if permutation is None else block.take(arrow_array(permutation))
 
 
 def _windows(order: EpochOrder) -> Iterator[Window]:

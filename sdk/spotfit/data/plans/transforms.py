@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.core.input_checks import did_you_mean
 from spotfit.data.expressions import Expr, evaluate_column
+from spotfit.data.schema import check_columns
 
 BlockFunction: TypeAlias = Callable[[pa.Table], pa.Table]
 
@@ -79,35 +79,47 @@ def _row_count_error(transform: Transform, given: int, returned: int) -> RowCoun
 # --- Transforms of columns ------------------------------------------------------------------------
 
 
-class ColumnTransform(Protocol):
+class ColumnTransform(ABC):
     """A transform whose columns are known without reading rows, so that others are not read."""
 
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The call, for messages."""
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether functions of the user are called."""
+        return False
+
+    @property
+    def identity(self) -> str:
+        """Text that determines the result for given rows."""
+        return self.name
+
+    @abstractmethod
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the columns of the result for these columns. Raises `ConfigError`."""
-        ...
 
+    @abstractmethod
     def input_names(self, needed: Sequence[str]) -> list[str]:
         """Return the columns that are read to compute the columns `needed` of the result."""
-        ...
+
+    @abstractmethod
+    def bind(self) -> BlockFunction:
+        """Return the function for blocks."""
 
 
 @dataclass(frozen=True)
-class SelectColumns:
+class SelectColumns(ColumnTransform):
     """Keeps some columns, in this order."""
 
     columns: tuple[str, ...]
-
-    runs_user_code = False
 
     @property
     def name(self) -> str:
         """The call."""
         return f"select_columns({list(self.columns)})"
-
-    @property
-    def identity(self) -> str:
-        """The call."""
-        return self.name
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the selected columns. Raises `ConfigError` for an unknown one."""
@@ -129,22 +141,15 @@ class SelectColumns:
 
 
 @dataclass(frozen=True)
-class DropColumns:
+class DropColumns(ColumnTransform):
     """Removes columns."""
 
     columns: tuple[str, ...]
-
-    runs_user_code = False
 
     @property
     def name(self) -> str:
         """The call."""
         return f"drop_columns({list(self.columns)})"
-
-    @property
-    def identity(self) -> str:
-        """The call."""
-        return self.name
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the other columns. Raises `ConfigError` for an unknown one."""
@@ -163,23 +168,16 @@ class DropColumns:
 
 
 @dataclass(frozen=True, eq=False)
-class RenameColumns:
+class RenameColumns(ColumnTransform):
     """Renames columns."""
 
     names: Mapping[str, str]
     """The new name of each old one."""
 
-    runs_user_code = False
-
     @property
     def name(self) -> str:
         """The call."""
         return f"rename_columns({dict(self.names)})"
-
-    @property
-    def identity(self) -> str:
-        """The call."""
-        return self.name
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the new names. Raises `ConfigError` for an unknown old one, or duplicates."""
@@ -233,7 +231,7 @@ class RenameAllColumns:
 
 
 @dataclass(frozen=True, eq=False)
-class WithColumns:
+class WithColumns(ColumnTransform):
     """Adds or replaces columns that expressions compute."""
 
     expressions: Mapping[str, Expr]
@@ -301,23 +299,6 @@ def set_column(block: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -
     return block.append_column(name, values)
 
 
-def check_columns(
-    call: str, columns: Sequence[str] | Mapping[str, str], known: Sequence[str]
-) -> None:
-    """Raise `ConfigError` if one of `columns` is not in `known`; `call` is what the user wrote."""
-    unknown = [name for name in columns if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"{call}: there is no column {', '.join(map(repr, unknown))}.",
-            do=" ".join(did_you_mean(name, known) for name in unknown),
-        )
-
-
-def is_column_transform(transform: object) -> bool:
-    """Whether the transform has the methods of `ColumnTransform`."""
-    return hasattr(transform, "output_names") and hasattr(transform, "input_names")
-
-
 def columns_to_read(
     transforms: Sequence[Transform], available: Sequence[str], columns: Sequence[str] | None = None
 ) -> list[str] | None:
@@ -326,16 +307,19 @@ def columns_to_read(
     `columns` None stands for all columns of the result. Transforms of columns before the first
     other transform restrict what is read. Raises `ConfigError` for unknown columns.
     """
-    leading = list(takewhile(is_column_transform, transforms))
+    leading: list[ColumnTransform] = []
     names = list(available)
-    for transform in leading:
-        names = transform.output_names(names)  # type: ignore[attr-defined]
+    for transform in transforms:
+        if not isinstance(transform, ColumnTransform):
+            break
+        leading.append(transform)
+        names = transform.output_names(names)
     needed = names
     if columns is not None and len(leading) == len(transforms):
         check_columns("A column of the dataset", columns, names)
         needed = list(columns)
-    for transform in reversed(leading):
-        needed = transform.input_names(needed)  # type: ignore[attr-defined]
+    for step in reversed(leading):
+        needed = step.input_names(needed)
     if set(needed) >= set(available):
         return None
     # A block without columns would lose its number of rows.

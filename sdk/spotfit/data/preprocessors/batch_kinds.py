@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigTypeError
+from spotfit.core.input_checks import is_dataframe
 from spotfit.data.formats.batch_formats import to_block
 from spotfit.data.formats.column_arrays import column_to_numpy
 
@@ -33,13 +34,11 @@ def format_of(batch: Any) -> BatchFormat:
         return BatchFormat.ARROW
     if isinstance(batch, Mapping):
         return BatchFormat.NUMPY
-    kind = type(batch)
-    # Named, because pandas need not be installed.
-    if kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas":
+    if is_dataframe(batch):
         return BatchFormat.PANDAS
     raise ConfigTypeError(
         f"A batch must be a DataFrame, a dictionary of NumPy arrays or an Arrow table, not a "
-        f"{kind.__name__}.",
+        f"{type(batch).__name__}.",
         do="Convert it, for example with pyarrow.table(batch).",
     )
 

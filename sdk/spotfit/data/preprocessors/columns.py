@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.formats.column_arrays import buffer_values
+from spotfit.data.formats.column_arrays import arrow_array, buffer_values
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -234,38 +234,6 @@ def _flat_array(column: pa.Array | pa.ChunkedArray, dtype: str) -> Any:
     return np.concatenate(views) if views else np.empty(0, dtype)
 
 
-def arrow_array(values: Any, missing: BoolMask | None = None) -> pa.Array:
-    """Return a one-dimensional NumPy array of numbers; null where `missing`."""
-    contiguous = np.ascontiguousarray(values)
-    if contiguous.dtype == bool:
-        return pc.cast(arrow_array(contiguous.view(np.uint8), missing), pa.bool_())
-    validity = None if missing is None else _validity(missing)
-    kind = pa.from_numpy_dtype(contiguous.dtype)
-    return pa.Array.from_buffers(kind, len(contiguous), [validity, pa.py_buffer(contiguous)])
-
-
-def tensor_array(values: Any, missing: BoolMask | None = None) -> pa.ExtensionArray:
-    """Return rows of equal shape as a tensor column; null where `missing`."""
-    shape = values.shape[1:]
-    flat = arrow_array(values.reshape(-1))
-    width = math.prod(shape)
-    kind = pa.fixed_shape_tensor(flat.type, shape)
-    validity = None if missing is None else _validity(missing)
-    storage = pa.Array.from_buffers(
-        pa.list_(flat.type, width), len(values), [validity], children=[flat]
-    )
-    return pa.ExtensionArray.from_storage(kind, storage)
-
-
-def list_array(values: pa.Array, lengths: Int64Codes, missing: BoolMask | None = None) -> pa.Array:
-    """Return lists of the given lengths with these elements; null where `missing`."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    validity = None if missing is None else _validity(missing)
-    return pa.Array.from_buffers(
-        pa.list_(values.type), len(lengths), [validity, pa.py_buffer(offsets)], children=[values]
-    )
-
-
 def count_matrix(codes: Int64Codes, lengths: Int64Codes, size: int) -> Any:
     """Return for each row how often each of `size` codes occurs in it.
 
@@ -284,9 +252,3 @@ def dictionary_array(codes: Int64Codes, categories: list[Any], *, ordered: bool)
     ]
     indices = arrow_array(codes.astype(fitting[0]), codes < 0)
     return pa.DictionaryArray.from_arrays(indices, pa.array(categories), ordered=ordered)
-
-
-def _validity(missing: BoolMask) -> pa.Buffer | None:
-    if not missing.any():
-        return None
-    return pa.py_buffer(np.packbits(~missing, bitorder="little"))

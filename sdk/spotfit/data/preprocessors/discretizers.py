@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.preprocessors.column_statistics import (
     Bounds,
     BoundsStatistic,
@@ -18,7 +19,6 @@ from spotfit.data.preprocessors.column_statistics import (
 )
 from spotfit.data.preprocessors.columns import (
     Int64Codes,
-    arrow_array,
     dictionary_array,
     float64_array,
     numeric_column,

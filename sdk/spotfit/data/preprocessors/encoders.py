@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
+from spotfit.data.formats.column_arrays import arrow_array, list_array, tensor_array
 from spotfit.data.plans.transforms import BlockFunction, set_column
 from spotfit.data.preprocessors.column_statistics import (
     Results,
@@ -20,66 +21,25 @@ from spotfit.data.preprocessors.column_statistics import (
 )
 from spotfit.data.preprocessors.columns import (
     Int64Codes,
-    arrow_array,
     codes_of,
     column_of,
     count_matrix,
     int64_array,
     is_list,
-    list_array,
     list_lengths,
     list_values,
     require_no_missing,
     single_values,
-    tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import ArrowPreprocessor, ColumnPreprocessor
 
 
-class OrdinalEncoder(ColumnPreprocessor):
-    """Replace each value by its index in the sorted values of the fitted dataset.
-
-    Values that the dataset did not have become null. Lists are encoded element by element, or as
-    a whole with `encode_lists=False`. `fit` and `transform` refuse missing values (`ConfigError`).
-    """
-
-    _parameters = ("columns", "encode_lists", "output_columns")
-
-    def __init__(
-        self,
-        columns: Sequence[str],
-        *,
-        encode_lists: bool = True,
-        output_columns: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(columns, output_columns)
-        self.encode_lists = encode_lists
-
-    def statistics(self) -> Sequence[Statistic]:
-        return [ValueCountsStatistic(name, self.encode_lists) for name in self.columns]
-
-    def _stats_of(self, results: Results) -> dict[str, Any]:
-        counts = {one.column: results[one] for one in self.statistics()}
-        return {f"unique_values({name})": indices_of(name, one) for name, one in counts.items()}
-
-    def _transform_arrow(self, table: pa.Table) -> pa.Table:
-        require_no_missing(table, self.columns)
-        return super()._transform_arrow(table)
-
-    def _transform_column(self, table: pa.Table, name: str) -> pa.Array:
-        column = column_of(table, name)
-        indices = self.stats_[f"unique_values({name})"]
-        if not (is_list(column.type) and self.encode_lists):
-            return _nullable(codes_of(column, indices))
-        codes = codes_of(list_values(column), indices)
-        return list_array(_nullable(codes), list_lengths(column))
-
-
-class VectorEncoder(ColumnPreprocessor):
-    """Base of encoders whose outputs are tensor columns with one element per category."""
+class CategoryEncoder(ColumnPreprocessor):
+    """Base of encoders with an index for each value of the fitted dataset."""
 
     _parameters = ("columns", "max_categories", "output_columns")
-    _explode_lists = False
+    encode_lists = False
+    """Whether the elements of lists are the values, not the lists."""
 
     def __init__(
         self,
@@ -97,7 +57,7 @@ class VectorEncoder(ColumnPreprocessor):
             )
 
     def statistics(self) -> Sequence[Statistic]:
-        return [ValueCountsStatistic(name, self._explode_lists) for name in self.columns]
+        return [ValueCountsStatistic(name, self.encode_lists) for name in self.columns]
 
     def _stats_of(self, results: Results) -> dict[str, Any]:
         counts = {one.column: results[one] for one in self.statistics()}
@@ -111,7 +71,35 @@ class VectorEncoder(ColumnPreprocessor):
         return super()._transform_arrow(table)
 
 
-class OneHotEncoder(VectorEncoder):
+class OrdinalEncoder(CategoryEncoder):
+    """Replace each value by its index in the sorted values of the fitted dataset.
+
+    Values that the dataset did not have become null. Lists are encoded element by element, or as
+    a whole with `encode_lists=False`. `fit` and `transform` refuse missing values (`ConfigError`).
+    """
+
+    _parameters = ("columns", "encode_lists", "output_columns")
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        encode_lists: bool = True,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns=output_columns)
+        self.encode_lists = encode_lists
+
+    def _transform_column(self, table: pa.Table, name: str) -> pa.Array:
+        column = column_of(table, name)
+        indices = self.stats_[f"unique_values({name})"]
+        if not (is_list(column.type) and self.encode_lists):
+            return _nullable(codes_of(column, indices))
+        codes = codes_of(list_values(column), indices)
+        return list_array(list_lengths(column), _nullable(codes))
+
+
+class OneHotEncoder(CategoryEncoder):
     """Replace each value by a vector of 8-bit integers: 1 at the index of the value, 0 elsewhere.
 
     With `max_categories={column: n}` only the n most frequent values have an index; of equally
@@ -128,14 +116,14 @@ class OneHotEncoder(VectorEncoder):
         return tensor_array(matrix)
 
 
-class MultiHotEncoder(VectorEncoder):
+class MultiHotEncoder(CategoryEncoder):
     """Replace each list by a vector with the number of occurrences of each value in it.
 
     Single values count as lists of one. `max_categories` is that of `OneHotEncoder`. `fit` refuses
     missing values in lists, `transform` also missing lists (`ConfigError`).
     """
 
-    _explode_lists = True
+    encode_lists = True
 
     def _transform_column(self, table: pa.Table, name: str) -> pa.Array:
         column = column_of(table, name)

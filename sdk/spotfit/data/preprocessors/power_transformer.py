@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.preprocessors.columns import (
-    arrow_array,
     bool_array,
     float64_array,
     is_missing,

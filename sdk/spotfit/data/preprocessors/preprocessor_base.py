@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -19,13 +19,13 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.formats.batch_formats import to_batch, to_block
 from spotfit.data.plans.transforms import (
     BlockFunction,
-    check_columns,
-    is_column_transform,
+    ColumnTransform,
     set_column,
 )
 from spotfit.data.preprocessors import preprocessor_json
 from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
 from spotfit.data.preprocessors.column_statistics import Results, Statistic, fold
+from spotfit.data.schema import check_columns
 
 if TYPE_CHECKING:
     from spotfit.data.preprocessors.batch_kinds import Batch
@@ -118,7 +118,7 @@ class Preprocessor:
         raise TypeError(f"{type(self).__name__} defines neither _fit() nor _is_fittable = False.")
 
     def set_results(self, results: Results) -> None:
-        """Set `stats_` from the results of `_statistics`."""
+        """Set `stats_` from the results of `statistics`."""
         self.stats_ = self._stats_of(results)
         self._fitted = True
 
@@ -402,7 +402,7 @@ class PreprocessorTransform:
 
 
 @dataclass(frozen=True, eq=False)
-class KnownColumnsTransform(PreprocessorTransform):
+class KnownColumnsTransform(PreprocessorTransform, ColumnTransform):
     """A preprocessor whose columns are known, so that columns which nothing needs are not read."""
 
     preprocessor: ArrowPreprocessor
@@ -444,15 +444,14 @@ def _fingerprint(value: Any) -> str:
     return fingerprint_function(value) if callable(value) else stable_repr(value)
 
 
-def fold_dataset(statistics: Iterable[Statistic], ds: Dataset) -> dict[Statistic, Any]:
+def fold_dataset(statistics: Sequence[Statistic], ds: Dataset) -> dict[Statistic, Any]:
     """Return the results of all statistics, for which the dataset is read once."""
-    distinct = list(dict.fromkeys(statistics))
-    columns = list(dict.fromkeys(statistic.column for statistic in distinct))
-    return fold(distinct, _blocks(ds, columns)) if distinct else {}
+    columns = list(dict.fromkeys(statistic.column for statistic in statistics))
+    return fold(statistics, _blocks(ds, columns)) if statistics else {}
 
 
 def _blocks(ds: Dataset, columns: Sequence[str]) -> Iterator[pa.Table]:
-    if not all(map(is_column_transform, ds.transforms)):
+    if not all(isinstance(transform, ColumnTransform) for transform in ds.transforms):
         return ds.blocks()  # whether it has the columns is known only when rows are read
     ds.columns_to_read(columns)
     return ds.blocks(columns)

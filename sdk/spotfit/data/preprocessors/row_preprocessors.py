@@ -9,22 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.formats.column_arrays import arrow_array, list_array, tensor_array
 from spotfit.data.plans.transforms import set_column
 from spotfit.data.preprocessors.columns import (
-    arrow_array,
     bool_array,
     column_of,
     float64_array,
     is_list,
     is_missing,
-    list_array,
     list_lengths,
     list_values,
     number_array,
     numeric_column,
     require_no_missing,
     row_width,
-    tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import (
     ArrowPreprocessor,
@@ -131,7 +129,7 @@ class Concatenator(ArrowPreprocessor):
             combined = tensor_array(np.concatenate(rows, axis=1))
         else:
             lengths = [_lengths(column) for column in columns]
-            combined = list_array(arrow_array(_interleave(values, lengths)), sum(lengths))
+            combined = list_array(sum(lengths), arrow_array(_interleave(values, lengths)))
         return set_column(
             table.drop_columns(list(self.removed_columns())), self.output_column_name, combined
         )

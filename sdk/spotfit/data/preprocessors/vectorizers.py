@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.data.formats.column_arrays import tensor_array
 from spotfit.data.plans.transforms import set_column
 from spotfit.data.preprocessors.column_statistics import Results, Statistic, TokenCountsStatistic
 from spotfit.data.preprocessors.columns import (
@@ -26,7 +27,6 @@ from spotfit.data.preprocessors.columns import (
     list_values,
     number_array,
     numeric_column,
-    tensor_array,
 )
 from spotfit.data.preprocessors.preprocessor_base import (
     ArrowPreprocessor,

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import IntegrityError
+from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import FailureReply, SliceReply
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.loading.slice_tasks import PendingSlice, SliceTask
@@ -41,7 +42,7 @@ class Sent(NamedTuple):
     task: SliceTask
 
 
-class ManualLink:
+class ManualLink(FeederLink):
     """A connection to a feeder that the test plays."""
 
     def __init__(self, name: str = "feeder") -> None:
@@ -424,7 +425,7 @@ def test_each_feeder_gets_the_slices_of_its_lanes(pools: Pools) -> None:
 def test_a_cancelled_slice_is_not_sent(pools: Pools) -> None:
     pool, link = FeederPool(execute_nothing, SystemClock()), ManualLink()
     slices = [pool.request(task_of(number)) for number in range(2)]
-    pool.cancel(slices[:1])
+    pool.cancel(slices[0])
     pools.serve(pool, link)
     assert link.next_sent().task == task_of(1)
     assert link.sent.empty()

@@ -12,7 +12,7 @@ import pytest
 from spotfit.data.dataset import Dataset
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.feeding.slice_feeders import PoolSliceFeeders
-from spotfit.data.loading.loader import RankReader, ReadOptions, ReadPosition
+from spotfit.data.loading.loader import RankReader, ReadPosition
 from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.loading.slices import SliceReader
 from spotfit.data.order import OrderSettings
@@ -44,7 +44,7 @@ def reader_of(
         start=ReadPosition(0, consumed),
         world_size=2,
         rank=rank,
-        options=ReadOptions(feeders=feeders),
+        feeders=feeders,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pytest
 
 from spotfit.core.errors import ConfigTypeError
 from spotfit.data.formats.column_arrays import (
+    arrow_array,
     column_from_values,
     column_to_numpy,
     object_array,
     stack_objects,
+    tensor_array,
 )
 from tests.unit.data.batch_cases import columns, describe
 from tests.unit.data.random_columns import python_values, random_column
@@ -198,6 +201,32 @@ def test_rows_of_equal_shapes_are_stacked() -> None:
 def test_rows_of_different_shapes_stay_objects(rows: list[Any]) -> None:
     column = object_array(rows)
     assert stack_objects(column) is column
+
+
+@pytest.mark.parametrize(
+    "values", [[], [1.5, None, -2.0], [None] * 9, [True, None, False] * 5, [3, 4]]
+)
+def test_missing_places_are_null(values: list[Any]) -> None:
+    missing = np.array([value is None for value in values], dtype=bool)
+    first = next((value for value in values if value is not None), 0.0)
+    filled = np.array([first if value is None else value for value in values])
+    array = arrow_array(filled, missing)
+    array.validate(full=True)
+    assert array.to_pylist() == values
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3, 2, 4), (3, 0), (0, 2)])
+def test_tensors_have_the_shape_of_the_rows(shape: tuple[int, ...]) -> None:
+    values = np.arange(math.prod(shape)).reshape(shape)
+    column = tensor_array(values)
+    column.validate(full=True)
+    assert column.type.shape == list(shape[1:])
+    assert column.to_numpy_ndarray().tolist() == values.tolist() or 0 in shape
+
+
+def test_missing_rows_of_tensors_are_null() -> None:
+    column = tensor_array(np.ones((2, 2)), np.array([False, True]))
+    assert column.to_pylist() == [[1.0, 1.0], None]
 
 
 def test_conversions_of_frequent_types_do_not_import_pandas() -> None:

@@ -63,7 +63,7 @@ def test_additional_columns_are_the_third_element() -> None:
 
 @pytest.mark.parametrize("columns", [("y", "id"), ("x", ["y"])])
 def test_an_unknown_column_is_rejected(columns: Any) -> None:
-    with pytest.raises(ConfigError, match="There is no column 'y'"):
+    with pytest.raises(ConfigError, match="there is no column 'y'"):
         iterator_of(TABLE).to_tf(*columns)
 
 

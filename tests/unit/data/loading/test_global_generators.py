@@ -5,10 +5,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 
 from spotfit.data.loading.global_generators import seeded_generators
-
-torch = pytest.importorskip("torch")
 
 
 def numbers() -> list[float]:

@@ -24,12 +24,13 @@ from hypothesis import strategies as st
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.dataset import Dataset
 from spotfit.data.file_readers import read_parquet
-from spotfit.data.loading.loader import RankReader, ReadOptions, ReadPosition
-from spotfit.data.order import EpochOrder, OrderSettings, Shuffle, Tail
+from spotfit.data.loading import loader
+from spotfit.data.loading.loader import RankReader, ReadPosition
+from spotfit.data.order import EpochOrder, OrderSettings, Shuffle
 from spotfit.data.plans.transforms import RowCountChangedError
-from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.sources.tables import TableSource
 from tests.unit.data.counting_source import CountingSource, ids_of, int64_array
+from tests.unit.data.order_rows import rows_at
 
 Steps: TypeAlias = list[list[int]]
 SHUFFLED = OrderSettings(seed=5, lanes=4, window_rows=50, shuffle="rows", slice_rows=7)
@@ -59,8 +60,9 @@ def reader_of(
 def expected_ids(dataset: Dataset, order: OrderSettings, epoch: int = 0) -> list[int]:
     unit_rows = dataset.manifest.unit_rows
     epoch_order = EpochOrder(unit_rows, order, epoch)
-    units, rows = epoch_order.rows_at(np.arange(epoch_order.row_count))
-    return ((np.cumsum(unit_rows) - unit_rows)[units] + rows).tolist()  # type: ignore[no-any-return]
+    first_ids = (np.cumsum(unit_rows) - unit_rows).tolist()
+    places = range(epoch_order.row_count)
+    return [first_ids[unit] + row for unit, row in rows_at(epoch_order, places)]
 
 
 def global_step(blocks: Sequence[pa.Table]) -> list[int]:
@@ -105,16 +107,18 @@ def test_global_batches_are_equal_for_all_numbers_of_ranks_and_restarts(
     dataset = CountingSource(unit_rows).dataset
     if is_transformed:
         dataset = dataset.with_transform(Change(lambda block: block))
-    expected, options = expected_ids(dataset, order), ReadOptions(tail="spread", threads=2)
+    expected = expected_ids(dataset, order)
     position, trained = 0, list[int]()
     for world_size, step_count, is_lost in [*rounds, (2, len(expected) + 1, False)]:
         begin, ended = position, len(trained)
-        readers = all_ranks(dataset, world_size, order=order, consumed=position, options=options)
+        readers = all_ranks(dataset, world_size, order=order, consumed=position)
         steps = [reader.steps(step_rows, is_global=True) for reader in readers]
         for _, *blocks in zip(range(step_count), *steps, strict=False):
             places = range(position, min(position + step_rows, len(expected)))
             batch = global_step(blocks)
-            assert batch == [expected[p] for p in sorted(places, key=lambda p: p % order.lanes)]
+            arranged = [expected[p] for p in sorted(places, key=lambda p: p % order.lanes)]
+            left_out = len(places) % world_size if len(places) < step_rows else 0
+            assert batch == arranged[: len(places) - left_out]
             position = places.stop
             assert {reader.position.consumed for reader in readers} == {position}
             trained += batch
@@ -123,7 +127,8 @@ def test_global_batches_are_equal_for_all_numbers_of_ranks_and_restarts(
         if is_lost:
             position, trained = begin, trained[:ended]
 
-    assert sorted(trained) == list(range(len(expected)))
+    assert len(set(trained)) == len(trained)
+    assert len(expected) - len(trained) < max([2, *(world_size for world_size, _, _ in rounds)])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -138,24 +143,11 @@ def test_equal_shares_leave_out_fewer_rows_than_ranks(world_size: int) -> None:
     assert all(reader.position == ReadPosition(0, 297) for reader in readers)
 
 
-@pytest.mark.parametrize(
-    ("tail", "expected"),
-    [("equal", [6, 6, 6]), ("spread", [6, 7, 7]), ("pad", [7, 7, 7])],
-)
-def test_the_tail_decides_the_shares_of_a_torn_step(tail: Tail, expected: list[int]) -> None:
-    readers = all_ranks(CountingSource([50]).dataset, 3, options=ReadOptions(tail=tail))
+def test_the_shares_of_a_last_step_are_equal() -> None:
+    readers = all_ranks(CountingSource([50]).dataset, 3)
     lengths = [[block.num_rows for block in reader.steps(10)] for reader in readers]
 
-    assert lengths == [[10, rest] for rest in expected]
-
-
-def test_a_rank_without_rows_of_a_torn_step_has_a_block_with_columns() -> None:
-    dataset = CountingSource([31]).dataset.with_transform(Change(lambda block: block))
-    options = ReadOptions(tail="spread", columns=("double",))
-    blocks = list(reader_of(dataset, world_size=3, rank=0, options=options).steps(10))
-
-    assert [block.num_rows for block in blocks] == [10, 0]
-    assert blocks[1].schema == blocks[0].schema
+    assert lengths == [[10, 6]] * 3
 
 
 def test_fewer_rows_than_ranks_at_the_end_are_no_step() -> None:
@@ -241,14 +233,16 @@ def test_ranks_whose_number_divides_the_lanes_read_each_unit_once(world_size: in
 
 @pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("step_rows", [5, 32])
-def test_a_rank_with_transforms_reads_each_unit_at_most_once(rank: int, step_rows: int) -> None:
+def test_a_rank_with_transforms_reads_each_unit_at_most_once(
+    rank: int, step_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a slice begins at the end of a window whose rows are those of another rank."""
     source = CountingSource([10] * 64)
     dataset = source.dataset.with_transform(Change(lambda block: block))
     order = OrderSettings(lanes=8, slice_rows=19)
     # Without space, only the next step is requested.
-    options = ReadOptions(prefetch_bytes=1)
-    reader = reader_of(dataset, order, world_size=2, rank=rank, options=options)
+    monkeypatch.setattr(loader, "_PREFETCH_BYTES", 1)
+    reader = reader_of(dataset, order, world_size=2, rank=rank)
     for _ in reader.steps(step_rows, is_global=True):
         pass
 
@@ -265,45 +259,35 @@ def test_a_resumed_rank_reads_no_windows_that_are_finished() -> None:
 
 
 @pytest.mark.parametrize("slice_rows", [1, 7, 500])
-def test_windows_ahead_stay_within_the_limit(slice_rows: int) -> None:
+def test_windows_ahead_stay_within_the_limit(
+    slice_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit_units, step_rows = 8, 10
     source = CountingSource([10] * 200)
     dataset = source.dataset.with_transform(Change(lambda block: block))
     order = OrderSettings(1, 2, 20, "rows", slice_rows if slice_rows < 500 else 20)
-    options = ReadOptions(prefetch_bytes=limit_units * 160)
-    for number, _ in enumerate(reader_of(dataset, order, options=options).steps(step_rows)):
+    monkeypatch.setattr(loader, "_PREFETCH_BYTES", limit_units * 160)
+    for number, _ in enumerate(reader_of(dataset, order).steps(step_rows)):
         consumed_units = number * step_rows // 10
         # A window that is not finished, of 2 units, is in memory for each lane.
         assert sum(source.reads.values()) <= consumed_units + limit_units + 4
 
 
-def test_more_than_the_limit_is_read_if_the_next_step_needs_it() -> None:
+def test_more_than_the_limit_is_read_if_the_next_step_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dataset = CountingSource([100] * 8).dataset
-    options = ReadOptions(prefetch_bytes=1)
+    monkeypatch.setattr(loader, "_PREFETCH_BYTES", 1)
 
-    assert sum(block.num_rows for block in reader_of(dataset, options=options).steps(64)) == 800
+    assert sum(block.num_rows for block in reader_of(dataset).steps(64)) == 800
 
 
 def test_only_the_wanted_columns_are_read() -> None:
     source = CountingSource([20] * 4)
-    blocks = list(reader_of(source.dataset, options=ReadOptions(columns=("double",))).steps(16))
+    blocks = list(reader_of(source.dataset.select_columns(["double"])).steps(16))
 
     assert {tuple(columns or ()) for columns in source.columns} == {("double",)}
     assert blocks[0].column_names == ["double"]
-
-
-def test_a_transform_gets_columns_that_the_steps_do_not_have() -> None:
-    def add(block: pa.Table) -> pa.Table:
-        ids = np.array(ids_of(block), dtype=np.int64)
-        return block.append_column("next", int64_array(ids + 1))
-
-    dataset = CountingSource([20] * 4).dataset.with_transform(Change(add))
-    blocks = list(reader_of(dataset, options=ReadOptions(columns=("next",))).steps(16))
-
-    assert blocks[0].column_names == ["next"]
-    assert sorted(row for block in blocks for row in block["next"].to_pylist()) == list(
-        range(1, 81)
-    )
 
 
 def test_sources_with_different_types_have_one_schema_in_all_steps() -> None:
@@ -311,9 +295,8 @@ def test_sources_with_different_types_have_one_schema_in_all_steps() -> None:
         pa.table({"id": pa.array(range(50), pa.int32())}),
         pa.table({"id": pa.array(range(50, 100), pa.int64())}),
     ]
-    manifest = UnitManifest.concat([UnitManifest.of_source(TableSource(table)) for table in tables])
-    dataset = Dataset.of_source(TableSource(tables[0])).map_manifest(lambda _: manifest)
-    blocks = list(reader_of(dataset, OrderSettings()).steps(20))
+    first, second = (Dataset.of_source(TableSource(table)) for table in tables)
+    blocks = list(reader_of(first.union(second), OrderSettings()).steps(20))
 
     assert {str(block.schema.field("id").type) for block in blocks} == {"int64"}
     assert [row for block in blocks for row in ids_of(block)] == list(range(100))
@@ -383,7 +366,7 @@ def test_augmentation_does_not_depend_on_ranks_steps_or_restarts(
     dataset = CountingSource([30] * 10).dataset.with_transform(Change(with_noise))
     expected = noise_of_rows([reader_of(dataset)], 8)
     noise = noise_of_rows(
-        all_ranks(dataset, world_size, consumed=consumed, options=ReadOptions(tail="spread")),
+        all_ranks(dataset, world_size, consumed=consumed),
         step_rows,
     )
 

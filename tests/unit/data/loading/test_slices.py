@@ -12,6 +12,7 @@ from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.loading.slices import SliceReader, call_seeded
 from spotfit.data.order import EpochOrder, OrderSettings
 from tests.unit.data.feeding.augmented_rows import NAME, Pass, RaiseAt, dataset_of
+from tests.unit.data.order_rows import rows_at
 
 
 def test_the_slices_of_an_epoch_contain_every_row_once() -> None:
@@ -27,10 +28,9 @@ def test_a_slice_contains_the_rows_of_its_places_in_the_order() -> None:
     for task, table in zip(one_pass.tasks(), one_pass.expected, strict=True):
         first = task.number * one_pass.slice_rows
         places = [row * one_pass.lanes + task.lane for row in range(first, first + table.num_rows)]
-        units, rows = order.rows_at(places)
         read = [
             dataset.manifest.read_part(unit, row, 1).column("id")[0].as_py()
-            for unit, row in zip(units.tolist(), rows.tolist(), strict=True)
+            for unit, row in rows_at(order, places)
         ]
         assert table.column("id").to_pylist() == read
 
@@ -94,6 +94,7 @@ def test_an_unknown_dataset_raises_key_error() -> None:
 _IMPORTS_TORCH = """
 import pyarrow as pa
 from spotfit.data.loading.slices import call_seeded
+from tests.unit.data.order_rows import rows_at
 
 def draw(block):
     import torch
@@ -106,5 +107,4 @@ assert first.equals(second), (first, second)
 
 
 def test_a_function_that_imports_torch_draws_equal_numbers_in_its_first_call() -> None:
-    pytest.importorskip("torch")
     subprocess.run([sys.executable, "-c", _IMPORTS_TORCH], check=True)

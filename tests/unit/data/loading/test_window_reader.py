@@ -13,6 +13,7 @@ from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.source import SourceUnits
 from spotfit.data.sources.tables import TableSource
 from tests.unit.data.counting_source import CountingSource, ids_of
+from tests.unit.data.order_rows import rows_at
 
 ROW_BYTES = 16  # of a CountingSource, in memory as encoded
 
@@ -45,10 +46,10 @@ def test_a_window_has_the_permuted_rows_of_its_parts(pool: TaskPool) -> None:
     order = EpochOrder(manifest.unit_rows, settings, 0)
     window = reader.locate(0, 50)
     reader.request(window, 0)
-    units, rows = order.rows_at(range(window.first, window.end))
+    rows = rows_at(order, range(window.first, window.end))
 
     assert window.rows == 40
-    assert ids_of(window.table()) == (units * 10 + rows).tolist()
+    assert ids_of(window.table()) == [unit * 10 + row for unit, row in rows]
 
 
 def test_space_is_estimated_until_windows_are_read(pool: TaskPool) -> None:

@@ -23,6 +23,7 @@ from spotfit.data.aggregate import (
     Sum,
 )
 from spotfit.data.operations.group_aggregates import aggregate_groups, sort_groups
+from tests.unit.data.fold_blocks import fold
 
 _RNG = np.random.default_rng(9)
 _COUNT = 2000
@@ -75,7 +76,7 @@ def test_arrow_gives_the_aggregate_of_each_group_alone(
     assert len(rows) == len(groups)
     for row, group in zip(rows, groups, strict=True):
         assert [row[key] for key in keys] == [group[key][0].as_py() for key in keys]
-        expected = kind(column, ignore_nulls=ignore_nulls).fold([group])
+        expected = fold(kind(column, ignore_nulls=ignore_nulls), [group])
         if expected is None:
             assert row[aggregate.name] is None
         else:

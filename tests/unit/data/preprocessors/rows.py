@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.data.dataset import Dataset
-from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.preprocessors.preprocessor_base import Preprocessor
 from spotfit.data.sources.tables import TableSource
 
@@ -21,9 +20,8 @@ def dataset(table: pa.Table | dict[str, Any], *lengths: int) -> Dataset:
         bounds.append(bounds[-1] + length)
     pieces = [whole.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
     pieces.append(whole.slice(bounds[-1]))
-    manifests = [UnitManifest.of_source(TableSource(piece)) for piece in pieces]
-    one = Dataset.of_source(TableSource(whole))
-    return one.map_manifest(lambda _: UnitManifest.concat(manifests))
+    first, *others = (Dataset.of_source(TableSource(piece)) for piece in pieces)
+    return first.union(*others)
 
 
 def rows_of(ds: Dataset) -> pa.Table:

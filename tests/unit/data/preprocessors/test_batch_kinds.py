@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -26,8 +27,7 @@ def test_only_the_needed_columns_are_converted() -> None:
 
 
 def test_only_the_needed_columns_of_a_frame_are_converted() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"x": [1.5, None], "o": ARRAYS["o"]})
+    frame = pd.DataFrame({"x": [1.5, None], "o": ARRAYS["o"]})
     assert block_of(frame, ["x"]) == pa.table({"x": [1.5, None]})
 
 
@@ -41,8 +41,7 @@ def test_results_replace_add_and_remove_columns() -> None:
 
 
 def test_results_keep_the_index_of_a_frame() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"x": [1, 2]}, index=[7, 9])
+    frame = pd.DataFrame({"x": [1, 2]}, index=[7, 9])
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4).reshape(2, 2))
     found = with_result(frame, pa.table({"t": tensors, "y": [3, 4]}), ["t", "y"], ["x"])
     assert found["y"].to_dict() == {7: 3, 9: 4}

@@ -20,8 +20,6 @@ def double(batch: Any) -> Any:
 
 @pytest.mark.parametrize("batch_format", ["pandas", "numpy"])
 def test_the_function_gets_batches_of_the_format(batch_format: str) -> None:
-    if batch_format == "pandas":
-        pytest.importorskip("pandas")
     ds = BatchMapper(double, batch_format).transform(dataset({"x": [1, 2, 3]}, 2))
     assert rows_of(ds)["x"].to_pylist() == [2, 4, 6]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -12,13 +12,11 @@ from spotfit.core.errors import ConfigError, MissingExtraError
 from spotfit.data.preprocessors import Categorizer
 from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 
-pandas: Any = pytest.importorskip("pandas")
-
 
 def test_categories_are_the_sorted_values() -> None:
     ds = dataset({"x": ["b", None, "a"], "n": [2, 1, 2]}, 1)
     categorizer = Categorizer(["x", "n"]).fit(ds)
-    assert categorizer.stats_["x"] == pandas.CategoricalDtype(["a", "b"])
+    assert categorizer.stats_["x"] == pd.CategoricalDtype(["a", "b"])
     frame = rows_of(categorizer.transform(ds)).to_pandas()
     assert list(frame["x"].cat.codes) == [1, -1, 0]
     assert list(frame["n"].cat.categories) == [1, 2]
@@ -30,7 +28,7 @@ def test_values_that_are_no_category_are_missing() -> None:
 
 
 def test_given_categories_are_not_fitted() -> None:
-    dtype = pandas.CategoricalDtype(["z", "a"], ordered=True)
+    dtype = pd.CategoricalDtype(["z", "a"], ordered=True)
     categorizer = Categorizer(["x"], dtypes={"x": dtype}).fit(dataset({"x": ["a", "q"]}))
     table = rows_of(categorizer.transform(dataset({"x": ["a", "q"]})))
     assert table["x"].combine_chunks().dictionary.to_pylist() == ["z", "a"]
@@ -41,7 +39,7 @@ def test_given_categories_are_not_fitted() -> None:
 def test_indices_are_as_small_as_in_pandas(count: int, index: pa.DataType) -> None:
     ds = Categorizer(["x"]).fit_transform(dataset({"x": list(range(count))}))
     assert rows_of(ds).schema.field("x").type.index_type == index
-    assert str(pandas.Series(range(count)).astype("category").cat.codes.dtype) == str(index)
+    assert str(pd.Series(range(count)).astype("category").cat.codes.dtype) == str(index)
 
 
 def test_lists_are_no_categories() -> None:

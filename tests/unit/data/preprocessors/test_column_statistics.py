@@ -24,7 +24,6 @@ from spotfit.data.preprocessors.column_statistics import (
     TokenCountsStatistic,
     ValueCountsStatistic,
     fold,
-    merge_states,
 )
 from spotfit.data.preprocessors.vectorizers import Tokenization
 
@@ -41,11 +40,11 @@ def blocks_of(values: list[Any], bounds: list[int], kind: pa.DataType) -> list[p
 
 def grouped(statistic: Statistic, blocks: list[pa.Table]) -> Any:
     """Return the result of a balanced tree of merges, instead of one after the other."""
-    states = [[statistic.observe(block)] for block in blocks]
+    states = [statistic.observe(block) for block in blocks]
     while len(states) > 1:
         pairs = [states[i : i + 2] for i in range(0, len(states), 2)]
-        states = [merge_states([statistic], *p) if len(p) == 2 else p[0] for p in pairs]
-    return statistic.result(states[0][0])
+        states = [statistic.merge(*p) if len(p) == 2 else p[0] for p in pairs]
+    return statistic.result(states[0])
 
 
 @given(st.lists(floats, max_size=60), cuts)

@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.formats.column_arrays import list_array
 from spotfit.data.preprocessors.columns import (
-    arrow_array,
     codes_of,
     column_of,
     count_matrix,
     float64_array,
-    list_array,
     list_lengths,
     list_values,
-    tensor_array,
 )
 
 optional_floats = st.lists(st.one_of(st.none(), st.integers(-9, 9).map(float)), max_size=20)
@@ -36,36 +34,13 @@ def test_missing_values_are_nan_in_any_slice(
     np.testing.assert_array_equal(float64_array(column), expected)
 
 
-@given(optional_floats)
-def test_missing_places_are_null(values: list[float | None]) -> None:
-    missing = np.array([value is None for value in values], dtype=bool)
-    filled = np.array([0.0 if value is None else value for value in values])
-    array = arrow_array(filled, missing)
-    array.validate(full=True)
-    assert array.to_pylist() == values
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (3, 2, 4), (3, 0), (0, 2)])
-def test_tensors_have_the_shape_of_the_rows(shape: tuple[int, ...]) -> None:
-    values = np.arange(math.prod(shape)).reshape(shape)
-    column = tensor_array(values)
-    column.validate(full=True)
-    assert column.type.shape == list(shape[1:])
-    assert column.to_numpy_ndarray().tolist() == values.tolist() or 0 in shape
-
-
-def test_missing_rows_of_tensors_are_null() -> None:
-    column = tensor_array(np.ones((2, 2)), np.array([False, True]))
-    assert column.to_pylist() == [[1.0, 1.0], None]
-
-
 @given(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 3), max_size=3)), max_size=10))
 def test_lists_are_taken_apart_and_put_together(rows: list[list[int] | None]) -> None:
     column = pa.chunked_array([pa.array(rows, pa.list_(pa.int64()))])
     missing = np.array([row is None for row in rows], dtype=bool)
     values = list_values(column)
     flat = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.int64())
-    rebuilt = list_array(flat, list_lengths(column), missing)
+    rebuilt = list_array(np.where(missing, -1, list_lengths(column)), flat)
     rebuilt.validate(full=True)
     assert rebuilt.to_pylist() == rows
 

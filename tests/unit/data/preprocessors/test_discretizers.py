@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,13 +16,11 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import CustomKBinsDiscretizer, UniformKBinsDiscretizer
 from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 
-pandas: Any = pytest.importorskip("pandas")
-
 numbers = st.one_of(st.none(), st.integers(-9, 9).map(lambda n: n / 2))
 
 
 def codes_of_pandas(values: list[float | None], *args: Any, **kwargs: Any) -> list[int | None]:
-    cut = pandas.cut(pandas.Series(values, dtype=float), *args, labels=False, **kwargs)
+    cut = pd.cut(pd.Series(values, dtype=float), *args, labels=False, **kwargs)
     return [None if math.isnan(code) else int(code) for code in cut]
 
 
@@ -56,13 +55,13 @@ def test_uniform_bins_are_those_of_pandas(
 
 
 def test_intervals_are_those_of_pandas() -> None:
-    intervals = pandas.IntervalIndex.from_tuples([(0, 1), (4, 9)], closed="left")
+    intervals = pd.IntervalIndex.from_tuples([(0, 1), (4, 9)], closed="left")
     discretizer = CustomKBinsDiscretizer(["x"], intervals)
     assert output(discretizer, {"x": [0.0, 1.0, 4.0, None]}, "x") == [0, None, 1, None]
 
 
 def test_categories_name_the_bins() -> None:
-    grades = pandas.CategoricalDtype(["low", "high"], ordered=True)
+    grades = pd.CategoricalDtype(["low", "high"], ordered=True)
     discretizer = CustomKBinsDiscretizer(["x"], [0, 1, 2], dtypes={"x": grades})
     table = rows_of(discretizer.transform(dataset({"x": [0.5, 1.5, 9.0]})))
     assert table["x"].to_pylist() == ["low", "high", None]
@@ -87,7 +86,7 @@ def test_equal_edges_are_removed_on_request() -> None:
         (3, {}, "must be edges"),
         ({"y": [0, 1]}, {}, r"no entry for \['x'\]"),
         ([0, 1], {"duplicates": "keep"}, "duplicates must be"),
-        ([0, 1], {"dtypes": {"x": pandas.CategoricalDtype(["a", "b"])}}, "2 categories for 1 bins"),
+        ([0, 1], {"dtypes": {"x": pd.CategoricalDtype(["a", "b"])}}, "2 categories for 1 bins"),
     ],
 )
 def test_invalid_bins_are_rejected(bins: Any, arguments: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn import preprocessing
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import (
@@ -24,7 +25,6 @@ LISTS = pa.list_(pa.string())
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=30), st.integers(0, 30))
 def test_ordinals_are_those_of_scikit_learn(values: list[int], cut: int) -> None:
-    preprocessing = pytest.importorskip("sklearn.preprocessing")
     ds = dataset({"x": values}, min(cut, len(values)))
     found = rows_of(OrdinalEncoder(["x"]).fit_transform(ds))["x"].to_pylist()
     expected = preprocessing.OrdinalEncoder().fit_transform([[value] for value in values])
@@ -33,7 +33,6 @@ def test_ordinals_are_those_of_scikit_learn(values: list[int], cut: int) -> None
 
 @given(st.lists(st.sampled_from(["a", "b", "é"]), min_size=1, max_size=30))
 def test_one_hot_vectors_are_those_of_scikit_learn(values: list[str]) -> None:
-    preprocessing = pytest.importorskip("sklearn.preprocessing")
     found = rows_of(OneHotEncoder(["x"]).fit_transform(dataset({"x": values})))["x"].to_pylist()
     reference = preprocessing.OneHotEncoder(sparse_output=False)
     assert found == reference.fit_transform([[value] for value in values]).tolist()

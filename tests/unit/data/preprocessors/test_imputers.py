@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from sklearn import impute
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import SimpleImputer
@@ -16,7 +17,6 @@ from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 
 
 def test_means_are_those_of_scikit_learn() -> None:
-    impute = pytest.importorskip("sklearn.impute")
     rng = np.random.default_rng(5)
     values = np.where(rng.random(100) < 0.3, np.nan, rng.normal(size=100))
     column = [None if math.isnan(value) else value for value in values]

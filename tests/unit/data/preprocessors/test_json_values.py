@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,11 +93,10 @@ def test_types_of_numpy_are_kept() -> None:
 
 
 def test_types_of_pandas_are_kept() -> None:
-    pandas = pytest.importorskip("pandas")
-    dtype = pandas.CategoricalDtype(["z", "a"], ordered=True)
+    dtype = pd.CategoricalDtype(["z", "a"], ordered=True)
     assert stored({"x": dtype}) == {"x": dtype}
     assert list(stored(dtype).categories) == ["z", "a"]
-    intervals = pandas.IntervalIndex.from_tuples([(0, 1), (4, 9)], closed="left")
+    intervals = pd.IntervalIndex.from_tuples([(0, 1), (4, 9)], closed="left")
     assert stored(intervals).equals(intervals)
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from sklearn import preprocessing
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import PowerTransformer
@@ -16,7 +17,6 @@ from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 @pytest.mark.parametrize("method", ["yeo-johnson", "box-cox"])
 @pytest.mark.parametrize("power", [-1.5, 0, 0.5, 1, 2, 3])
 def test_outputs_are_those_of_scikit_learn(method: str, power: float) -> None:
-    preprocessing = pytest.importorskip("sklearn.preprocessing")
     values = np.random.default_rng(4).normal(size=40)
     values = np.abs(values) + 0.1 if method == "box-cox" else values
     reference = preprocessing.PowerTransformer(method, standardize=False).fit(values[:, None])

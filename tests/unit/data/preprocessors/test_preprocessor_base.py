@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -164,25 +165,23 @@ def test_a_batch_of_arrays_comes_back_as_arrays() -> None:
 
 
 def test_a_frame_comes_back_with_its_index_and_other_columns() -> None:
-    pandas = pytest.importorskip("pandas")
     scaler = StandardScaler(["x"]).fit(dataset(ROWS))
-    frame = pandas.DataFrame({"x": [2.0, None], "o": [object(), object()]}, index=[7, 8])
+    frame = pd.DataFrame({"x": [2.0, None], "o": [object(), object()]}, index=[7, 8])
     result = scaler.transform_batch(frame)
     assert list(result.index) == [7, 8]
     assert result["x"].iloc[0] == 0.0
-    assert pandas.isna(result["x"].iloc[1])
+    assert pd.isna(result["x"].iloc[1])
     assert list(result["o"]) == list(frame["o"])
     assert frame["x"].iloc[0] == 2.0
 
 
 def test_removed_columns_are_removed_from_batches() -> None:
-    pandas = pytest.importorskip("pandas")
     concatenator = Concatenator(["a", "b"], "v")
     batch = {"a": np.array([1, 2]), "b": np.array([3, 4]), "c": np.array([5, 6])}
     result = concatenator.transform_batch(batch)
     assert list(result) == ["c", "v"]
     assert result["v"].tolist() == [[1, 3], [2, 4]]
-    frame = concatenator.transform_batch(pandas.DataFrame(batch))
+    frame = concatenator.transform_batch(pd.DataFrame(batch))
     assert list(frame.columns) == ["c", "v"]
     assert [row.tolist() for row in frame["v"]] == [[1, 3], [2, 4]]
 
@@ -201,9 +200,8 @@ def test_other_batches_are_rejected() -> None:
 
 
 def test_an_own_class_transforms_datasets_and_batches() -> None:
-    pandas = pytest.importorskip("pandas")
     assert output(Doubler(), {"x": [1, 2]}, "x") == [2, 4]
-    frame = pandas.DataFrame({"x": [1, 2]})
+    frame = pd.DataFrame({"x": [1, 2]})
     assert list(Doubler().transform_batch(frame)["x"]) == [2, 4]
     assert list(frame["x"]) == [1, 2]
     assert Doubler().transform_batch({"x": np.array([3])})["x"].tolist() == [6]
@@ -343,7 +341,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 from spotfit.data.preprocessors import Concatenator, OneHotEncoder, StandardScaler
-from spotfit.data.preprocessors.columns import arrow_array
+from spotfit.data.formats.column_arrays import arrow_array
 table = pa.Table.from_arrays([arrow_array(np.arange(3.0)), arrow_array(np.arange(3))], ["x", "n"])
 scaler, encoder = StandardScaler(["x"]), OneHotEncoder(["n"])
 scaler.stats_, encoder.stats_ = {"mean(x)": 1.0, "std(x)": 2.0}, {"unique_values(n)": {1: 0}}

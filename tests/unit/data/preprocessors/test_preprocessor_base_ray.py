@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pandas")
-
 from spotfit.core.errors import ConfigError
 from spotfit.data import preprocessors
 from tests.unit.data.preprocessors.ray_cases import CASES, FIRST_BLOCK_ROWS, TEST, TRAIN

@@ -26,11 +26,8 @@ from spotfit.data.preprocessors import (
     UniformKBinsDiscretizer,
 )
 from spotfit.data.preprocessors.preprocessor_base import Preprocessor
-from tests.unit.data.preprocessors.rows import dataset, rows_of
-
-pytest.importorskip("pandas")
-
 from tests.unit.data.preprocessors.ray_cases import CASES, TEST, TRAIN
+from tests.unit.data.preprocessors.rows import dataset, rows_of
 
 ERRORS = {
     "OrdinalEncoder missing", "OneHotEncoder missing", "LabelEncoder missing",

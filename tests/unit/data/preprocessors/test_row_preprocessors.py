@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn import preprocessing
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import Concatenator, Normalizer
@@ -18,7 +19,6 @@ from tests.unit.data.preprocessors.rows import dataset, output, rows_of
 
 @pytest.mark.parametrize("norm", ["l1", "l2", "max"])
 def test_norms_are_those_of_scikit_learn(norm: str) -> None:
-    preprocessing = pytest.importorskip("sklearn.preprocessing")
     values = np.random.default_rng(2).normal(size=(50, 3))
     columns = {name: values[:, index] for index, name in enumerate("abc")}
     table = rows_of(Normalizer(["a", "b", "c"], norm).transform(dataset(columns, 20)))

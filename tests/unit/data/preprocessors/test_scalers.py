@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from sklearn import preprocessing
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
@@ -34,7 +35,6 @@ def random_columns() -> dict[str, Any]:
     ],
 )
 def test_outputs_are_those_of_scikit_learn(scaler: Any, reference: str) -> None:
-    preprocessing = pytest.importorskip("sklearn.preprocessing")
     columns = random_columns()
     ds = dataset(columns, 13, 0, 90)
     result = rows_of(scaler(["x", "n"]).fit_transform(ds))

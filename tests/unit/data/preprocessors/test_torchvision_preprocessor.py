@@ -12,8 +12,6 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import TorchVisionPreprocessor
 from tests.unit.data.preprocessors.rows import dataset, rows_of
 
-torch: Any = pytest.importorskip("torch")
-
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
 
 

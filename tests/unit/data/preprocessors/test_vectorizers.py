@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.feature_extraction import text
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.preprocessors import (
@@ -72,7 +73,6 @@ def test_counts_are_those_of_the_most_frequent_tokens() -> None:
 
 
 def test_counts_are_those_of_scikit_learn() -> None:
-    text = pytest.importorskip("sklearn.feature_extraction.text")
     texts = ["one two two", "three one", "two", ""]
     vectorizer = CountVectorizer(["x"], str.split).fit(dataset({"x": texts}, 1))
     reference = text.CountVectorizer(tokenizer=str.split, token_pattern=None)
