@@ -28,19 +28,6 @@ class OwnedLoop(NamedTuple):
     train_kwargs: dict[str, Any]
     """Further arguments of the library's `train`."""
 
-    def training_function(
-        self, run: Callable[[OwnedLoop, dict[str, Any]], None], matrix_params: dict[str, Any]
-    ) -> Callable[[], None]:
-        """Return the function that each worker calls: `run` with this loop.
-
-        `matrix_params` are arguments of the library's class for rows.
-        """
-
-        def train_on_datasets() -> None:
-            run(self, matrix_params)
-
-        return train_on_datasets
-
 
 def parse_v1_arguments(
     trainer: str,

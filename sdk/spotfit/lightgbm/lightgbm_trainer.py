@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from spotfit.boosting.boosting_trainer import BoostingTrainer
@@ -72,7 +73,7 @@ class LightGBMTrainer(BoostingTrainer):
             known_kwargs=_TRAIN_KWARGS,
         )
         if loop is not None:
-            train_loop_per_worker = loop.training_function(run_loop, dataset_params or {})
+            train_loop_per_worker = partial(run_loop, loop, dataset_params or {})
             datasets = None
         assert train_loop_per_worker is not None
         super().__init__(

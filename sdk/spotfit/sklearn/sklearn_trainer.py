@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -84,7 +85,7 @@ class SklearnTrainer(DataParallelTrainer):
             fit_params=fit_params,
         )
         super().__init__(
-            _training_function(job),
+            partial(run_job, job),
             scaling_config=scaling,
             run_config=run_config,
             provisioner=provisioner,
@@ -115,13 +116,6 @@ class _FitJob(NamedTuple):
     """Of the worker."""
     set_estimator_cpus: bool
     fit_params: dict[str, Any]
-
-
-def _training_function(job: _FitJob) -> Callable[[], None]:
-    def fit_estimator() -> None:
-        run_job(job)
-
-    return fit_estimator
 
 
 def run_job(job: _FitJob) -> None:

@@ -324,18 +324,15 @@ class LocalSession:
 
     def _open_shard(self, name: str, loaded: Any) -> Any:
         if not is_loaded_instance(loaded, "spotfit.data.dataset", "Dataset"):
-            self._reject_several_processes(name, loaded)
+            if self.context.get_world_size() > 1:
+                raise ConfigError(
+                    f"The dataset {name!r} is a {type(loaded).__name__}, which cannot be split "
+                    f"among the {self.context.get_world_size()} processes of the launcher.",
+                    do="Pass a spotfit.data.Dataset, or a function that returns one.",
+                )
             return loaded
         self._dataset_shards.add(name, loaded)
         return self._dataset_shards.get(name)
-
-    def _reject_several_processes(self, name: str, loaded: Any) -> None:
-        if self.context.get_world_size() > 1:
-            raise ConfigError(
-                f"The dataset {name!r} is a {type(loaded).__name__}, which cannot be split among "
-                f"the {self.context.get_world_size()} processes of the launcher.",
-                do="Pass a spotfit.data.Dataset, or a function that returns one.",
-            )
 
     @cached_property
     def _dataset_shards(self) -> DatasetShards:

@@ -57,9 +57,8 @@ if TYPE_CHECKING:
     from spotfit.checkpoint.reader import SavedState
     from spotfit.data.iteration.data_iterator import DataIterator
     from spotfit.torch.checkpoint.arguments import CheckpointerArguments
-    from spotfit.torch.checkpoint.data_position import LoaderPosition, SamplerPosition
     from spotfit.torch.checkpoint.save_plan import RankSavePlan
-    from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition
+    from spotfit.torch.checkpoint.shard_data_position import DataPosition
     from spotfit.torch.checkpoint.shm_arena import ShmArena
     from spotfit.torch.checkpoint.training_state import TrainingState
 
@@ -693,7 +692,7 @@ def _reject_second_checkpointer(channel: SnapshotChannel) -> None:
 
 def _reject_rank_bound_state(
     per_rank: Mapping[str, Any],
-    position: SamplerPosition | LoaderPosition | ShardDataPosition | None,
+    position: DataPosition | None,
 ) -> None:
     """Raise `ConfigError` for state that a group of another size could not restore."""
     bound = [f"per_rank={{…}} ({', '.join(sorted(per_rank))})"] if per_rank else []
@@ -736,7 +735,7 @@ def _training_state_of(arguments: CheckpointerArguments) -> TrainingState:
 
 def _open_data_position(
     loader: DataLoader[Any] | DataIterator | None, trigger: SaveTrigger, context: TrainContext
-) -> SamplerPosition | LoaderPosition | ShardDataPosition | None:
+) -> DataPosition | None:
     """Start tracking the loader's position; None without a loader.
 
     Raises `ConfigError` on all ranks if saves at the end of epochs are requested but the ends are
@@ -745,7 +744,7 @@ def _open_data_position(
     from spotfit.torch.checkpoint.data_position import SamplerPosition, track_data_position
     from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition, is_dataset_shard
 
-    position: SamplerPosition | LoaderPosition | ShardDataPosition | None = None
+    position: DataPosition | None = None
     if loader is not None:
         position = (
             ShardDataPosition(loader.position)

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from spotfit.checkpoint.format import SnapshotIndex
     from spotfit.checkpoint.reader import SavedState
     from spotfit.torch.checkpoint.compatibility import StateCompatibility, StateComponent
-    from spotfit.torch.checkpoint.data_position import LoaderPosition, SamplerPosition
     from spotfit.torch.checkpoint.load_plan import StateLoadPlan
     from spotfit.torch.checkpoint.optimizer_alloc import PreviousOptimizerStates
-    from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition
+    from spotfit.torch.checkpoint.shard_data_position import DataPosition
     from spotfit.torch.checkpoint.training_state import TrainingState
 
 _UNUSED_REMEDY = (
@@ -50,7 +49,7 @@ class RestoreOperation:
         self,
         training_state: TrainingState,
         per_rank: Mapping[str, Any],
-        position: SamplerPosition | LoaderPosition | ShardDataPosition | None,
+        position: DataPosition | None,
         *,
         rank: int,
         world_size: int,

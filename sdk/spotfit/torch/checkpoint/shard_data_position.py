@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from spotfit.core.lazy_names import is_loaded_instance
-from spotfit.torch.checkpoint.data_position import TrainingLoopMonitor
+from spotfit.torch.checkpoint.data_position import (
+    LoaderPosition,
+    SamplerPosition,
+    TrainingLoopMonitor,
+)
 
 if TYPE_CHECKING:
     from spotfit.data.iteration.batch_passes import BatchPasses
@@ -81,3 +85,7 @@ class ShardDataPosition:
         self, epoch: int, consumed: int, rank_states: Sequence[Mapping[str, Any]]
     ) -> None:
         """Do nothing: the session resumes all shards."""
+
+
+DataPosition: TypeAlias = SamplerPosition | LoaderPosition | ShardDataPosition
+"""Position in the data of any `loader=` of a Checkpointer."""
