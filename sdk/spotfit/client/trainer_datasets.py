@@ -76,7 +76,7 @@ def check_configuration(
     from spotfit.data.iteration.shard import ShardGroup
     from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
 
-    if type(config).configure is DataConfig.configure:
+    if not config.overrides_configure:
         return
     group = ShardGroup(rank=num_workers - 1, world_size=num_workers, world_sizes=(num_workers,))
     shards = DatasetShards(TrainerDatasets(dict(datasets), config), group, dict)

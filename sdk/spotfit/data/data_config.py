@@ -52,6 +52,11 @@ class DataConfig:
         self.enable_shard_locality = enable_shard_locality
         self.resume = resume
 
+    @property
+    def overrides_configure(self) -> bool:
+        """Whether a subclass overrides `configure`."""
+        return type(self).configure is not DataConfig.configure
+
     def is_split(self, name: str) -> bool:
         """Return whether the rows of the dataset `name` are split among the workers."""
         return self.datasets_to_split == "all" or name in self.datasets_to_split

@@ -100,7 +100,7 @@ class DatasetShards:
 
     def _open(self, name: str) -> DataIterator:
         dataset, group = self._datasets[name], self._group
-        if type(self._config).configure is not DataConfig.configure:
+        if self._config.overrides_configure:
             return self._open_configured(name)
         if not self._config.is_split(name):
             group = ShardGroup(seed=group.seed)
@@ -145,8 +145,7 @@ class DatasetShards:
         if not saved:
             return {}
         state = {key: value for key, value in saved.items() if key != "world_size"}
-        is_custom = type(self._config).configure is not DataConfig.configure
-        if is_custom and saved["world_size"] != self._group.world_size:
+        if self._config.overrides_configure and saved["world_size"] != self._group.world_size:
             log.warning(
                 "data.position_unknown",
                 dataset=name,

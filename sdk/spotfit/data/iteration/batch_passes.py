@@ -31,10 +31,9 @@ class BatchOptions:
     local_shuffle_seed: int | None
 
     def __post_init__(self) -> None:
-        for name in (
-            *("batch_size", "global_batch_size", "local_shuffle_buffer_size", "prefetch_batches"),
-        ):
-            value, minimum = getattr(self, name), 0 if name == "prefetch_batches" else 1
+        row_counts = ("batch_size", "global_batch_size", "local_shuffle_buffer_size")
+        for name, minimum in {**dict.fromkeys(row_counts, 1), "prefetch_batches": 0}.items():
+            value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigError(
                     f"{name}={value} is less than {minimum}.", do=f"Use {minimum} or more."
