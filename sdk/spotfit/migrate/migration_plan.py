@@ -14,6 +14,7 @@ import libcst as cst
 
 from spotfit.core.unsupported_names import UNSUPPORTED_ARGUMENTS
 from spotfit.migrate.name_map import (
+    CHANGED_CALLS,
     CLUSTER_LIFECYCLE,
     RAY_ROOT,
     REMOVED_ARGUMENTS,
@@ -336,9 +337,11 @@ def _unused_import_notes(scan: UsageScan, plan: MigrationPlan) -> Iterator[Migra
 
 
 def _argument_notes(scan: UsageScan) -> Iterator[MigrationNote]:
-    """Yield a note for each argument of a trainer or configuration that spotfit rejects."""
+    """Yield a note for each argument that spotfit rejects, and each call that means more."""
     for call, name, line in _spotfit_calls(scan):
         passed = _keywords(call)
+        if name in CHANGED_CALLS:
+            yield MigrationNote(line, name, CHANGED_CALLS[name])
         for argument, do in REMOVED_ARGUMENTS.get(name, {}).items():
             if argument in passed:
                 yield MigrationNote(line, f"{name}({argument}=...)", f"No longer supported: {do}.")

@@ -85,6 +85,13 @@ REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Arguments of Ray Train's V1 API, which raise DeprecationWarning, and what to do about them."""
+
+CHANGED_CALLS: Mapping[str, str] = {
+    "BatchPredictor": "predict() takes files, DataFrames or arrays instead of a Dataset, and "
+    "returns a PredictionResult: use its to_pandas() or iter_shards(), or "
+    "spotfit.data.read_parquet(predictions.url).",
+}
+"""Names whose objects take or return something else, and what to change where they are used."""
 _NO_INTEGRATION_ADVICE = "spotfit does not integrate this framework yet; this line still uses Ray."
 _TASKS_ADVICE = (
     "spotfit has no tasks and actors: do this work in the training function, or in plain Python "
