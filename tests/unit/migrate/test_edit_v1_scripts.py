@@ -99,7 +99,7 @@ def test_a_trainer_with_a_predictor_of_its_module_is_migrated() -> None:
     assert manual_work(script) == []
 
 
-def test_a_script_of_lightning_trainer_keeps_what_must_be_written_anew() -> None:
+def test_a_script_of_lightning_trainer_keeps_what_must_be_written_again() -> None:
     script = """
         from ray.air.config import RunConfig, ScalingConfig
         from ray.train.lightning import LightningConfigBuilder, LightningTrainer
