@@ -595,6 +595,33 @@ def test_a_shard_continues_where_a_snapshot_was_saved(
         assert resumed == whole[saved:], step
 
 
+@pytest.mark.parametrize("every", [1, "epoch"])
+@pytest.mark.usefixtures("local_session")
+def test_gradients_accumulated_at_the_end_of_an_epoch_are_part_of_the_next_step(
+    tmp_path: Path, every: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard, whose length the Trainer does not know, has six batches: a step and half a step."""
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    options = {"max_steps": 5, "gradient_accumulation_steps": 4}
+
+    def weights_of(stops_at: int) -> list[float]:
+        torch.manual_seed(0)
+        trainer = shard_trainer(
+            tmp_path, spotfit.get_dataset_shard("train"), options, Stop(stops_at)
+        )
+        with suppress(KeyboardInterrupt):
+            prepare_trainer(trainer, every=every).train()
+        return [value for one in trainer.model.parameters() for value in one.flatten().tolist()]
+
+    use_new_process()
+    undisturbed = weights_of(NEVER)
+    for step in (1, 2, 3):
+        session = use_new_process()
+        assert weights_of(step) != undisturbed
+        use_new_process(session.snapshot_channel)
+        assert weights_of(NEVER) == undisturbed, step
+
+
 def _ends_of_epochs(steps: list[tuple[list[int], float]], limit: int) -> int:
     """Return the number of steps before the last epoch that has begun within `limit` steps."""
     return max(n for n in range(limit + 1) if n == 0 or int(steps[n][1]) > int(steps[n - 1][1]))
