@@ -8,7 +8,7 @@ An epoch of the Trainer goes through these states; a step is an optimizer step:
 | open | `end_update` after a step, its log and its evaluation; saves if a save is due | open |
 | open | `end_update` after the last step of the epoch holds a due save | ending |
 | open, ending | `end_epoch` after the epoch's evaluation; saves if a save is due | between epochs |
-| open | `end_epoch` with accumulated gradients; a due save waits for the next step | between epochs |
+| open | `end_epoch` with accumulated gradients; a due save waits for a step | between epochs |
 | before training | `begin` restores a state from within an epoch | resuming |
 | resuming | `begin_epoch` sets the recorded RNG states; the Trainer skips batches | open |
 """
