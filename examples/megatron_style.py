@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
@@ -107,9 +108,10 @@ class ParallelMlp(nn.Module):
             setattr(self.get_submodule(layer), kind, nn.Parameter(part))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        inputs = CopyToTensorGroup.apply(self.norm(hidden), self.group)
-        part = self.down(functional.gelu(self.up(inputs)))
-        output: torch.Tensor = hidden + ReduceFromTensorGroup.apply(part, self.group)
+        copy: Any = CopyToTensorGroup.apply
+        reduce: Any = ReduceFromTensorGroup.apply
+        part = self.down(functional.gelu(self.up(copy(self.norm(hidden), self.group))))
+        output: torch.Tensor = hidden + reduce(part, self.group)
         return output
 
 
@@ -133,14 +135,15 @@ def train_step(
 ) -> float:
     """Run all micro-batches forward, then backward, through the stages (GPipe)."""
     before, after = groups.stage - 1, groups.stage + 1
-    passed, losses = [], []
+    passed: list[tuple[torch.Tensor, Any]] = []
+    losses: list[Any] = []
     for part, targets in zip(images.chunk(MICRO_BATCHES), labels.chunk(MICRO_BATCHES), strict=True):
         received = part
         if groups.stage > 0:
             received = torch.empty(len(part), WIDTH)
             dist.recv(received, src=groups.pipeline_ranks[before], group=groups.pipeline)
             received.requires_grad_()
-        hidden = received
+        hidden: Any = received
         for layer in stage.values():
             hidden = layer(hidden)
         if groups.is_last_stage:
@@ -159,9 +162,10 @@ def train_step(
             assert received.grad is not None
             dist.send(received.grad, dst=groups.pipeline_ranks[before], group=groups.pipeline)
     for parameter in stage.parameters():
+        assert parameter.grad is not None
         dist.all_reduce(parameter.grad, group=groups.data)
-        parameter.grad /= dist.get_world_size(groups.data)
-    return sum(loss.item() for loss in losses)
+        parameter.grad.div_(dist.get_world_size(groups.data))
+    return float(sum(loss.item() for loss in losses))
 
 
 def state_to_save(
@@ -179,17 +183,16 @@ def state_to_save(
         values = {"": parameter.detach(), **optimizer.state[parameter]}
         dim = ParallelMlp.shard_dims.get(kind) if layer.startswith("layer") else None
         for key, value in values.items():
-            is_part = dim is not None and value.shape == parameter.shape
-            state[f"{name} {key}".strip()] = (
-                DTensor.from_local(value, mesh, [Shard(dim)]) if is_part else value
-            )
+            if dim is not None and value.shape == parameter.shape:
+                value = DTensor.from_local(value, mesh, [Shard(dim)])
+            state[f"{name} {key}".strip()] = value
     return state
 
 
 def save(state: dict[str, Any], step: int, loss: float) -> None:
     """Report the parts of all ranks as one checkpoint, which is uploaded in the background."""
     folder = tempfile.mkdtemp()
-    dcp.save(state, checkpoint_id=folder)
+    save_shards(state, checkpoint_id=folder)
     spotfit.report(
         {"step": step, "loss": loss},
         checkpoint=spotfit.Checkpoint.from_directory(folder),
@@ -214,7 +217,7 @@ def restore(stage: nn.ModuleDict, optimizer: torch.optim.Optimizer, groups: Para
         group["lr"] = rate
     state = state_to_save(stage, optimizer, groups, step=0)
     with checkpoint.as_directory() as folder:
-        dcp.load(state, checkpoint_id=folder)
+        load_shards(state, checkpoint_id=folder)
     return int(state["step"])
 
 

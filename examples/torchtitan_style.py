@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -116,7 +117,7 @@ class CheckpointManager:
         if step % self.interval:
             return
         folder = tempfile.mkdtemp()
-        dcp.save(self.states, checkpoint_id=folder)
+        save_shards(self.states, checkpoint_id=folder)
         spotfit.report(
             {"step": step, "loss": loss},
             checkpoint=spotfit.Checkpoint.from_directory(folder),
@@ -127,7 +128,7 @@ class CheckpointManager:
     def load(self) -> None:
         if checkpoint := spotfit.get_checkpoint():
             with checkpoint.as_directory() as folder:
-                dcp.load(self.states, checkpoint_id=folder)
+                load_shards(self.states, checkpoint_id=folder)
 
 
 def digest_of_all_ranks(model: nn.Module) -> str:
@@ -166,7 +167,7 @@ def main() -> None:
         rng = torch.Generator().manual_seed(progress.step)
         chosen = torch.randint(len(images), (BATCH,), generator=rng)
         own = chosen.chunk(sizes[0])[mesh.get_local_rank("dp_shard")]
-        loss = functional.cross_entropy(model(images[own]), labels[own])
+        loss: Any = functional.cross_entropy(model(images[own]), labels[own])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -42,7 +42,7 @@ def test_another_name_is_an_attribute_error() -> None:
 
 def test_a_name_of_ray_is_an_import_error_with_the_way_out() -> None:
     with pytest.raises(UnsupportedNameError, match=r"It is in spotfit\.prediction") as raised:
-        from spotfit.xgboost import XGBoostPredictor  # type: ignore[attr-defined]  # noqa: F401
+        from spotfit.xgboost import XGBoostPredictor  # noqa: F401
     assert isinstance(raised.value, ImportError)
     assert raised.value.do == "Use spotfit.prediction.XGBoostPredictor."
 

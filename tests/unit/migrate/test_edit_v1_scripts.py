@@ -171,7 +171,7 @@ def test_a_notebook_of_batch_prediction_is_migrated() -> None:
         "predictor = BatchPredictor.from_checkpoint(checkpoint, trained.XGBoostPredictor)\n"
         "predictor.predict(frame).to_pandas().head()",
     ]
-    cells = [
+    cells: list[dict[str, object]] = [
         {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [], "source": one}
         for one in codes
     ]

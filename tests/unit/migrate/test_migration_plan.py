@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -283,11 +284,12 @@ def test_an_argument_of_v1_trainers_is_manual_work_and_a_type_error(argument: st
     script = (
         f"from ray.train.lightning import LightningTrainer\nLightningTrainer(print, {argument}=1)\n"
     )
+    trainer: Any = spotfit.lightning.LightningTrainer
     (note,) = migrate_script(script).manual_notes
     assert (note.line, note.what) == (2, f"LightningTrainer({argument}=...)")
     assert note.do == UNSUPPORTED_ARGUMENTS[argument]
     with pytest.raises(ConfigTypeError) as raised:
-        spotfit.lightning.LightningTrainer(print, **{argument: 1})
+        trainer(print, **{argument: 1})
     assert raised.value.do == UNSUPPORTED_ARGUMENTS[argument]
 
 
