@@ -134,7 +134,7 @@ jax: $(JAX)/.installed ## JAX with killed workers and machines
 .PHONY: tensorflow
 tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines
 	$(TENSORFLOW)/bin/python -m pytest $(AGAIN) tests/frameworks/test_tensorflow.py tests/unit/data/test_tensorflow_tensors.py
-	$(TENSORFLOW)/bin/python -m pytest -k tensorflow tests/frameworks/test_preload.py tests/frameworks/test_examples.py
+	$(TENSORFLOW)/bin/python -m pytest -k tensorflow tests/frameworks/test_preload.py tests/frameworks/test_examples.py tests/frameworks/test_parity.py
 
 .PHONY: extras
 extras: $(EXTRAS)/.installed ## resolve every pair of extras with uv and with pip 23.2.1; ONLY="s3 aws" for theirs

@@ -23,9 +23,12 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "ray": (
         "ray[train]==2.60.0",
         TORCH,
+        "lightgbm==4.7.0",
         "lightning==2.6.6",
         "jax==0.10.2",
         "tensorflow-cpu==2.21.0",
+        "transformers==5.24.0",
+        "xgboost-cpu==3.2.0",
     ),
     # The sides of data.py; the first also runs spotfit.
     "data": (TORCH, "numpy", "pyarrow==26.0.1", "pillow", "-e", str(ROOT)),
@@ -110,8 +113,10 @@ def python_of(side: str) -> Path:
     if side == "ours":
         return Path(sys.executable)
     folder = BENCH / f"venv-{side}"
-    if not (folder / ".installed").exists():
+    stamp, requirements = folder / ".installed", "\n".join(REQUIREMENTS[side])
+    if not stamp.exists() or stamp.read_text() != requirements:
         _install(folder, REQUIREMENTS[side])
+        stamp.write_text(requirements)
     return folder / "bin" / "python"
 
 
@@ -120,7 +125,6 @@ def _install(folder: Path, requirements: tuple[str, ...]) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, *requirements], check=True)
-    (folder / ".installed").touch()
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def train() -> None:
 class DigitPredictor(TorchPredictor):
     """Returns digits in place of the scores of the network."""
 
-    def predict_batch(self, data: Any, **kwargs: Any) -> Any:
+    def predict_batch(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the most probable digit of each image."""
         scores = super().predict_batch(data, dtype=torch.float32, **kwargs)["predictions"]
         return {"digit": scores.argmax(axis=1)}

@@ -137,7 +137,9 @@ def __getattr__(name: str) -> Any:
 
         return version("spotfit")
     if name not in _PUBLIC_NAME_MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from spotfit.core.unsupported_names import missing_attribute_error
+
+        raise missing_attribute_error(__name__, name)
     value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC_NAME_MODULES[name]}"), name)
     globals()[name] = value  # later accesses bypass __getattr__
     return value

@@ -211,6 +211,105 @@ def test_a_lost_machine_changes_nothing(cloud: LiveTestCloud) -> None:
     assert len(cloud.rounds_opened("lost")) == 2
 
 
+class RowSum(torch.nn.Module):
+    """Records the rows of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(1, 1)
+        self.rows: list[int] = []
+
+    def forward(self, id: torch.Tensor) -> Config:  # noqa: A002 - the column of range()
+        self.rows += id.tolist()
+        return {"loss": self.linear(id.float()[:, None] / ROWS_OF_GROUP).square().mean()}
+
+
+class RecordRows(TrainerCallback):
+    """Writes the rows of each step; a group of four ranks waits in its fifth step."""
+
+    def __init__(self, marks: Path) -> None:
+        self._marks, self._context = marks, spotfit.get_context()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        name = f"begins-{self._context.get_world_size()}-{self._context.get_world_rank()}"
+        (self._marks / name).write_text(str(state.global_step))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 4 and self._context.get_world_size() == 4:
+            (self._marks / f"waits-{self._context.get_world_rank()}").touch()
+            signal.pause()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model = getattr(kwargs["model"], "module", kwargs["model"])
+        size, rank = self._context.get_world_size(), self._context.get_world_rank()
+        path = self._marks / f"rows-{size}-{state.global_step}-{rank}"
+        path.write_text(" ".join(map(str, model.rows)))
+        model.rows.clear()
+
+
+ROWS_OF_GROUP = 160
+"""Of an epoch: eight steps of four ranks, or sixteen steps of two ranks."""
+
+
+def train_on_shard_of_group(config: Config) -> int:
+    """Train on a dataset shard; save by the Trainer, and resume as with Ray Train."""
+    from spotfit.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+
+    marks = Path(config["marks"])
+    output = marks / f"node-{spotfit.get_context().get_node_rank()}"
+    how = {"max_steps": 24, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "no"}
+    trainer = Trainer(
+        model=RowSum(),
+        args=arguments(output, {"arguments": how}),
+        train_dataset=spotfit.get_dataset_shard("train").iter_torch_batches(batch_size=5),
+        callbacks=[RecordRows(marks), RayTrainReportCallback()],
+    )
+    trainer = prepare_trainer(trainer)
+    if checkpoint := spotfit.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            trainer.train(resume_from_checkpoint=str(Path(folder, "checkpoint")))
+    else:
+        trainer.train()
+    return int(trainer.state.global_step)
+
+
+@pytest.mark.timeout(300)
+def test_a_resized_group_trains_on_each_row_of_a_shard_once_per_epoch(cloud: LiveTestCloud) -> None:
+    """Four ranks train some steps of the epoch, two ranks the rest of it and the next one."""
+    handle = cloud.submit(
+        train_on_shard_of_group,
+        workers=(2, 4),
+        nodes=2,
+        trainer_type=TorchTrainer,
+        datasets={"train": spotfit.data.range(ROWS_OF_GROUP)},
+        scaling_options={"elastic_resize_monitor_interval_s": 0.2},
+    )
+    for rank in range(4):
+        cloud.wait_for_mark(f"waits-{rank}")
+    cloud.reclaimer.set_capacity(1)
+    cloud.reclaimer.kill(cloud.node_of_rank(3))
+    steps = handle.result(240).return_value
+    cloud.reclaimer.set_capacity(None)
+    saved = int((cloud.marks / "begins-2-0").read_text())
+    assert 0 < saved <= 4
+    assert steps == 24
+
+    def rows_of(size: int, first: int, last: int) -> list[int]:
+        paths = (
+            cloud.marks / f"rows-{size}-{step}-{rank}"
+            for step in range(first, last + 1)
+            for rank in range(size)
+        )
+        return [int(row) for path in paths for row in path.read_text().split()]
+
+    rest = saved + (8 - saved) * 2
+    first_epoch = rows_of(4, 1, saved) + rows_of(2, saved + 1, rest)
+    assert sorted(first_epoch) == list(range(ROWS_OF_GROUP))
+    second_epoch = rows_of(2, rest + 1, 24)
+    assert len(set(second_epoch)) == len(second_epoch) == (24 - rest) * 10
+
+
 def train_and_report(config: Config) -> Config:
     """Train as with Ray Train: save by the Trainer, report by the callback, resume by hand."""
     from spotfit.huggingface.transformers import RayTrainReportCallback, prepare_trainer
@@ -593,6 +692,33 @@ def test_a_shard_continues_where_a_snapshot_was_saved(
         resumed = train_on_shard(tmp_path, options, every, stops_at=NEVER).all
         saved = step if every == 1 else _ends_of_epochs(whole, step)
         assert resumed == whole[saved:], step
+
+
+@pytest.mark.parametrize("every", [1, "epoch"])
+@pytest.mark.usefixtures("local_session")
+def test_gradients_accumulated_at_the_end_of_an_epoch_are_part_of_the_next_step(
+    tmp_path: Path, every: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard, whose length the Trainer does not know, has six batches: a step and half a step."""
+    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    options = {"max_steps": 5, "gradient_accumulation_steps": 4}
+
+    def weights_of(stops_at: int) -> list[float]:
+        torch.manual_seed(0)
+        trainer = shard_trainer(
+            tmp_path, spotfit.get_dataset_shard("train"), options, Stop(stops_at)
+        )
+        with suppress(KeyboardInterrupt):
+            prepare_trainer(trainer, every=every).train()
+        return [value for one in trainer.model.parameters() for value in one.flatten().tolist()]
+
+    use_new_process()
+    undisturbed = weights_of(NEVER)
+    for step in (1, 2, 3):
+        session = use_new_process()
+        assert weights_of(step) != undisturbed
+        use_new_process(session.snapshot_channel)
+        assert weights_of(NEVER) == undisturbed, step
 
 
 def _ends_of_epochs(steps: list[tuple[list[int], float]], limit: int) -> int:

@@ -26,7 +26,7 @@ from tests.frameworks.machine_kills import (  # noqa: E402
     read_file,
     worker_kills,
 )
-from tests.live.cloud import LiveTestCloud  # noqa: E402
+from tests.live.cloud import LiveTestCloud, eventually  # noqa: E402
 
 ROUNDS = 40
 PLAIN = {"objective": "binary", "max_depth": 3, "verbosity": -1}
@@ -128,6 +128,34 @@ def test_workers_that_would_train_models_of_their_own_are_rejected(cloud: LiveTe
     with pytest.raises(spotfit.WorkerGroupError, match="would train a LightGBM model of its own"):
         trainer(cloud, train_alone, "run").fit()
     assert len(cloud.rounds_opened()) == 1, "not retried"
+
+
+def test_a_resized_group_continues_with_all_rows(cloud: LiveTestCloud) -> None:
+    """Four ranks train some segments, and two ranks, which share all rows, the others."""
+    calm: Any = trainer(cloud, training_function(SAMPLED, no_disturbance), "calm").fit()
+    handle = cloud.submit(
+        training_function(SAMPLED, machine_kill),
+        workers=(2, 4),
+        nodes=2,
+        trainer_type=LightGBMTrainer,
+        scaling_options={"elastic_resize_monitor_interval_s": 0.2},
+    )
+    cloud.wait_for_mark("waiting-3")
+    eventually(lambda: len(cloud.view().checkpoints) == 3)
+    cloud.reclaimer.set_capacity(1)
+    result: Any = kill_machine_of_rank(cloud, 3, handle)
+    cloud.reclaimer.set_capacity(None)
+    assert [one.round.world_size for one in cloud.rounds_opened()] == [4, 2]
+    # The machine is killed in round 17, after three segments of five rounds.
+    assert trees_of(result, 15) == trees_of(calm, 15)
+    assert trees_of(result, ROUNDS) != trees_of(calm, ROUNDS), "other parts of the rows"
+
+
+def trees_of(result: Any, rounds: int) -> list[Any]:
+    model = RayTrainReportCallback.get_model(result.checkpoint)
+    assert model.num_trees() == ROUNDS
+    trees: list[Any] = model.dump_model(num_iteration=rounds)["tree_info"]
+    return trees
 
 
 def test_killed_workers_do_not_change_the_model_of_a_training_without_a_function(

@@ -24,6 +24,8 @@ import spotfit
 import spotfit.data
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.core.errors import ConfigError
+from spotfit.data.iteration.data_iterator import DataIterator
+from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.lightning import CheckpointerCallback, prepare_trainer
 from spotfit.lightning.lightning_classes import CLASS_NAMES, class_for
@@ -264,6 +266,58 @@ def test_a_shard_continues_where_it_stopped(options: dict[str, Any], stop_after:
     channel, seen = fit_on_shard(stop_after=stop_after, **options)
     assert seen == expected[:stop_after]
     assert fit_on_shard(channel, **options)[1] == expected[stop_after:]
+
+
+class SaveAfterReport(pl.Callback):
+    """Saves what a resumed training function gets, after the report of an epoch, and stops."""
+
+    def __init__(self, folder: Path, shard: DataIterator, *, epoch: int | None) -> None:
+        self._folder, self._shard, self._epoch = folder, shard, epoch
+        self.position: dict[str, Any] = {}
+
+    def on_train_epoch_end(self, trainer: Any, *_args: Any) -> None:
+        if trainer.current_epoch == self._epoch:
+            self._shard.position.count()
+            self.position = self._shard.position.state()
+            trainer.save_checkpoint(self._folder / "last.ckpt")
+            raise StoppedError
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("options", [{}, {"limit_train_batches": 3}], ids=str)
+@pytest.mark.parametrize("last_epoch", [0, 1])
+def test_a_report_after_an_epoch_ends_the_epoch_of_its_shard(
+    options: dict[str, Any], last_epoch: int, tmp_path: Path
+) -> None:
+    """Lightning resumes with the next epoch, although it has read a batch more of this one."""
+
+    def fit(
+        position: dict[str, Any], *, stops_after: int | None = None, ckpt_path: Path | None = None
+    ) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
+        group = ShardGroup(seed=1)
+        shard = DataIterator(ShardPosition(spotfit.data.range(45), group, restore=lambda: position))
+        last = SaveAfterReport(tmp_path, shard, epoch=stops_after)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=1,
+            callbacks=[class_for("lightning.pytorch", "RayTrainReportCallback")(), last],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False,
+            max_epochs=3,
+            **options,
+        )
+        module = FirstRows()
+        with suppress(StoppedError):
+            trainer.fit(module, shard.iter_torch_batches(batch_size=10), ckpt_path=ckpt_path)
+        return last.position, module.seen
+
+    steps = options.get("limit_train_batches", 5)
+    expected = [(epoch, n, 10 * n) for epoch in range(3) for n in range(steps)]
+    position, seen = fit({}, stops_after=last_epoch)
+    assert seen == expected[: steps * (last_epoch + 1)]
+    assert fit(position, ckpt_path=tmp_path / "last.ckpt")[1] == expected[len(seen) :]
 
 
 def test_unsupported_options_are_rejected(session: LocalSession, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.frameworks.machine_kills import (  # noqa: E402
     read_file,
     worker_kills,
 )
-from tests.live.cloud import LiveTestCloud  # noqa: E402
+from tests.live.cloud import LiveTestCloud, eventually  # noqa: E402
 
 ROUNDS = 40
 PLAIN = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 3}
@@ -91,6 +91,34 @@ def test_a_killed_machine_does_not_change_the_model(cloud: LiveTestCloud) -> Non
     assert read_file(result, "model.ubj") == read_file(calm, "model.ubj")
     view = cloud.view("run")
     assert view.failure_counts == {FailureCause.PREEMPTION: 1}
+
+
+def test_a_resized_group_continues_with_all_rows(cloud: LiveTestCloud) -> None:
+    """Four ranks train some segments, and two ranks, which share all rows, the others."""
+    calm: Any = trainer(cloud, training_function(SAMPLED, no_disturbance), "calm").fit()
+    handle = cloud.submit(
+        training_function(SAMPLED, machine_kill),
+        workers=(2, 4),
+        nodes=2,
+        trainer_type=XGBoostTrainer,
+        scaling_options={"elastic_resize_monitor_interval_s": 0.2},
+    )
+    cloud.wait_for_mark("waiting-3")
+    eventually(lambda: len(cloud.view().checkpoints) == 3)
+    cloud.reclaimer.set_capacity(1)
+    result: Any = kill_machine_of_rank(cloud, 3, handle)
+    cloud.reclaimer.set_capacity(None)
+    assert [one.round.world_size for one in cloud.rounds_opened()] == [4, 2]
+    # The machine is killed in round 17, after three segments of five rounds.
+    assert trees_of(result, 15) == trees_of(calm, 15)
+    assert trees_of(result, ROUNDS) != trees_of(calm, ROUNDS), "other parts of the rows"
+
+
+def trees_of(result: Any, rounds: int) -> list[str]:
+    model = RayTrainReportCallback.get_model(result.checkpoint)
+    dump: list[str] = model.get_dump()
+    assert len(dump) == ROUNDS
+    return dump[:rounds]
 
 
 def test_killed_workers_do_not_change_the_model_of_a_training_without_a_function(

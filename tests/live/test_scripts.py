@@ -1,11 +1,13 @@
-"""`spotfit run` executes a script for torchrun, which continues after the loss of a machine."""
+"""`spotfit run` executes scripts for torchrun, which continue after the loss of workers."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,24 +15,53 @@ from spotfit.model.events import FailureCause
 from tests.house.tree import ROOT
 from tests.live.cloud import LiveTestCloud, eventually
 
+STEP_S = "0.05"
+KILLED_SCRIPT = "killed_script.py"
+KILL_RANK_1_IN_STEP_25 = f"""
+import os, runpy, signal, sys, time
+from pathlib import Path
 
-def start_example(cloud: LiveTestCloud, name: str) -> subprocess.Popen[str]:
-    """Start examples/torchrun_digits.py on two machines."""
+mark, script = Path(sys.argv[1]), sys.argv[2]
+del sys.argv[:2]
+sleep, steps = time.sleep, []
+
+def count_steps(seconds):
+    steps.extend([1] * (seconds == {STEP_S}))
+    if len(steps) == 25 and os.environ["RANK"] == "1" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    sleep(seconds)
+
+time.sleep = count_steps
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def start_script(
+    cloud: LiveTestCloud, name: str, script: Sequence[str], *, workers: int = 4
+) -> subprocess.Popen[str]:
+    """Start a script of the examples on two machines."""
+    folder = cloud.folder / "scripts"
+    shutil.copytree(ROOT / "examples", folder, dirs_exist_ok=True)
+    (folder / KILLED_SCRIPT).write_text(KILL_RANK_1_IN_STEP_25)
     command = [
-        *(sys.executable, "-m", "spotfit.cli", "run", "--workers", "4", "--name", name),
-        *("--provisioner", f"local?nodes=2&root={cloud.root.path}"),
-        *("--storage-path", cloud.storage, "--working-dir", str(ROOT / "examples")),
-        *("torchrun_digits.py", "--epochs", "2", "--step-s", "0.05"),
+        *(sys.executable, "-m", "spotfit.cli", "run", "--workers", str(workers), "--name", name),
+        *("--provisioner", f"local?nodes=2&root={cloud.root.path}", "--max-failures", "1"),
+        *("--storage-path", cloud.storage, "--working-dir", str(folder), *script),
     ]
     return subprocess.Popen(
         command, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def weights_at_the_end(run: subprocess.Popen[str]) -> str:
-    """Wait for the end of the script; return the digest of its weights."""
+def output_of(run: subprocess.Popen[str]) -> str:
+    """Wait for the end of the script; return what it has printed."""
     output, errors = run.communicate(timeout=140)
     assert run.returncode == 0, errors
+    return output
+
+
+def weights_in(output: str) -> str:
     found = re.search(r"weights (\w+)", output)
     assert found, output
     return found[1]
@@ -40,9 +71,50 @@ def weights_at_the_end(run: subprocess.Popen[str]) -> str:
 def test_a_script_ends_with_the_same_weights_after_the_loss_of_a_machine(
     cloud: LiveTestCloud,
 ) -> None:
-    undisturbed = weights_at_the_end(start_example(cloud, "undisturbed"))
-    run = start_example(cloud, "killed")
+    script = ("torchrun_digits.py", "--epochs", "2", "--step-s", STEP_S)
+    undisturbed = weights_in(output_of(start_script(cloud, "undisturbed", script)))
+    run = start_script(cloud, "killed", script)
     eventually(lambda: cloud.view("killed").latest_checkpoint)
     cloud.reclaimer.kill(cloud.node_of_rank(2, "killed"))
-    assert weights_at_the_end(run) == undisturbed
+    assert weights_in(output_of(run)) == undisturbed
     assert [one.cause for one in cloud.rounds_closed("killed")] == [FailureCause.PREEMPTION]
+
+
+MEGATRON = ("megatron_style.py", "--step-s", STEP_S, "--train-iters")
+TORCHTITAN = ("torchtitan_style.py", "--step-s", STEP_S, "--steps")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", [MEGATRON, TORCHTITAN], ids=["megatron", "torchtitan"])
+def test_a_script_with_its_own_groups_survives_a_killed_worker_and_a_killed_machine(
+    cloud: LiveTestCloud, script: tuple[str, ...]
+) -> None:
+    undisturbed = weights_in(output_of(start_script(cloud, "undisturbed", (*script, "70"))))
+    mark = str(cloud.folder / "killed")
+    run = start_script(cloud, "killed", (KILLED_SCRIPT, mark, *script, "70"))
+    eventually(lambda: cloud.rounds_closed("killed"), within_s=120)
+    committed = cloud.view("killed").latest_checkpoint
+    eventually(lambda: cloud.view("killed").latest_checkpoint != committed, within_s=120)
+    cloud.reclaimer.kill(cloud.node_of_rank(2, "killed"))
+    assert weights_in(output_of(run)) == undisturbed
+    closed = [one.cause for one in cloud.rounds_closed("killed")]
+    assert closed == [FailureCause.WORKER, FailureCause.PREEMPTION]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("script", "layout"),
+    [
+        (MEGATRON, ("--pipeline-model-parallel-size", "1")),
+        (TORCHTITAN, ("--tp", "1")),
+    ],
+    ids=["megatron", "torchtitan"],
+)
+def test_a_checkpoint_of_own_groups_is_loaded_with_another_layout(
+    cloud: LiveTestCloud, script: tuple[str, ...], layout: tuple[str, ...]
+) -> None:
+    first = output_of(start_script(cloud, "run", (*script, "20")))
+    assert "starts at step 0" in first
+    second = output_of(start_script(cloud, "run", (*script, "30", *layout), workers=2))
+    assert "starts at step 20" in second
+    assert "30" in str(cloud.view("run").latest_checkpoint)

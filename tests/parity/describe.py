@@ -21,7 +21,10 @@ KINDS = {
 }
 VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 IGNORED_MODULES = ("abc", "builtins", "enum", "typing")
-IGNORED_PACKAGES = ("lightning", "pytorch_lightning")
+IGNORED_PACKAGES = (
+    *("keras", "lightgbm", "lightning", "pytorch_lightning", "tensorflow", "tf_keras"),
+    *("transformers", "xgboost"),
+)
 """What classes inherit from frameworks belongs to their version, and is no API of Ray."""
 
 Description = dict[str, Any]

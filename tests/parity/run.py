@@ -1,4 +1,4 @@
-"""`make parity`: run Ray Train's examples with spotfit, and compare the table with Ray's wheel.
+"""`make parity`: run Ray Train's examples with spotfit, and compare the tables with Ray's wheels.
 
 Ray is installed into .bench/venv-ray, as for the benchmarks. Its examples are migrated by
 `python -m spotfit.migrate` and run with spotfit. torchvision and tqdm, which they import, are
@@ -23,11 +23,13 @@ import torch
 
 from benchmarks.peers import BENCH, ROOT, python_of
 from tests.parity.digits import fashion_mnist_at
+from tests.parity.scope import V1_VERSION
 
 WORK_DIR = BENCH / "parity"
 PACKAGES = BENCH / "parity-packages"
 REQUIREMENTS = ("torchvision==0.28.0", "pillow", "tqdm")
 TABLE = ROOT / "tests" / "parity" / "ray_train_2_60.json"
+V1_TABLE = TABLE.with_name("ray_train_2_6.json")
 BEHAVIOR_TABLE = TABLE.with_name("behaviour_ray_2_60.json")
 FAST_RAY_ENVIRONMENT = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"}
 DATASET_DIR = Path("/tmp/data")  # noqa: S108 - where one of the examples looks for them
@@ -76,7 +78,13 @@ EXAMPLES = (
 
 def main() -> None:
     shutil.rmtree(WORK_DIR, ignore_errors=True)
-    failures = [*table_differences(python_of("ray")), *behaviour_differences(python_of("ray"))]
+    failures = [
+        *table_differences(TABLE, [str(python_of("ray")), "-m", "tests.parity.make_table"]),
+        *table_differences(
+            V1_TABLE, [sys.executable, "-m", "tests.parity.make_v1_table", str(v1_wheel())]
+        ),
+        *behaviour_differences(python_of("ray")),
+    ]
     _install_packages()
     examples = WORK_DIR / "pytorch"
     shutil.copytree(_ray_directory() / "train" / "examples" / "pytorch", examples)
@@ -91,13 +99,21 @@ def main() -> None:
     sys.exit(bool(failures))
 
 
-def table_differences(ray_python: Path) -> list[str]:
-    """Create the table; return its difference from the stored one."""
-    command = [str(ray_python), "-m", "tests.parity.make_table"]
+def table_differences(table: Path, command: list[str]) -> list[str]:
+    """Create a table; return its difference from the stored one."""
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    kept = TABLE.read_text()
+    kept = table.read_text()
     sys.stdout.writelines(difflib.unified_diff(kept.splitlines(True), made.splitlines(True)))
-    return [] if made == kept else [f"{TABLE.name} is not what Ray's wheel says"]
+    return [] if made == kept else [f"{table.name} is not what Ray's wheel says"]
+
+
+def v1_wheel() -> Path:
+    """Download the wheel of the last version with the V1 names, once; it is not installed."""
+    folder = BENCH / f"ray-{V1_VERSION}"
+    if not list(folder.glob("ray-*.whl")):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--dest", str(folder), f"ray=={V1_VERSION}"], check=True)
+    return next(folder.glob("ray-*.whl"))
 
 
 def behaviour_differences(ray_python: Path) -> list[str]:

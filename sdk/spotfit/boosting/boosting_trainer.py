@@ -11,7 +11,7 @@ class BoostingTrainer(DataParallelTrainer):
     """A trainer of a boosting library. Its subclasses have the signatures of Ray Train."""
 
     @classmethod
-    def get_model(cls, *_args: Any, **_kwargs: Any) -> Any:
+    def get_model(cls, checkpoint: Any) -> Any:
         """Removed, as in Ray Train V2. Raises `DeprecationWarning`."""
         package = cls.__module__.rpartition(".")[0]
         raise DeprecationWarning(

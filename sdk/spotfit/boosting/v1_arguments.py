@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from spotfit.boosting.row_datasets import check_datasets
 from spotfit.boosting.segments import DEFAULT_ROUNDS_PER_SEGMENT, check_booster, check_rounds
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.core.input_checks import did_you_mean, reject_deprecated_arguments
+from spotfit.core.input_checks import reject_deprecated_arguments, suggest_argument
 
 _V1_ARGUMENTS = ("label_column", "params", "num_boost_round")
 
@@ -87,5 +87,5 @@ def _reject_kwargs(trainer: str, kwargs: Mapping[str, Any], *, known: tuple[str,
         if name not in known:
             raise ConfigTypeError(
                 f"{trainer}() got an unexpected argument {name!r}.",
-                do=did_you_mean(name, known) or "Pass it to train() in the training function.",
+                do=suggest_argument(name, known) or "Pass it to train() in the training function.",
             )

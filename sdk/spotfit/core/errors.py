@@ -9,6 +9,7 @@ SpotfitError
 │   ├── ConfigTypeError (TypeError)      a setting has the wrong type
 │   └── UnpreparedTrainerError (RuntimeError)  a framework's trainer ignores the other workers
 ├── MissingExtraError (ImportError)      an optional dependency is not installed
+├── UnsupportedNameError (ImportError)   a name of Ray or Horovod does not exist in spotfit
 ├── ShippingError (TypeError)            the training function or its code cannot be sent
 │   └── EnvironmentMismatchError         Python or package versions of driver and nodes differ
 ├── InfrastructureError                  a disk, network or process failed, not user code
@@ -106,6 +107,10 @@ class UnpreparedTrainerError(ConfigError, RuntimeError):
 
 class MissingExtraError(SpotfitError, ImportError):
     """An optional dependency is not installed."""
+
+
+class UnsupportedNameError(SpotfitError, ImportError):
+    """A name or module of Ray or Horovod does not exist in spotfit."""
 
 
 class ShippingError(SpotfitError, TypeError):

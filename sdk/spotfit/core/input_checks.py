@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from spotfit.core.errors import ConfigError, ConfigErrors, ConfigTypeError, SpotfitError
+from spotfit.core.unsupported_names import UNSUPPORTED_ARGUMENTS
 
 ClassT = TypeVar("ClassT")
 
@@ -77,6 +78,11 @@ def did_you_mean(word: str, known: Iterable[str], *, min_similarity: float = 0.6
     return f"{hint}Known: {', '.join(names)}."
 
 
+def suggest_argument(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown argument: what replaces one of Ray AIR, else `did_you_mean`."""
+    return UNSUPPORTED_ARGUMENTS.get(name) or did_you_mean(name, known)
+
+
 def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
     """Let the constructor of the class suggest the nearest keyword for an unknown one.
 
@@ -97,7 +103,7 @@ def suggest_keywords(cls: type[ClassT]) -> type[ClassT]:
             names = ", ".join(f"{name}=..." for name in unknown)
             raise ConfigTypeError(
                 f"{type(self).__name__}({names}): there is no such argument.",
-                do=" ".join(did_you_mean(name, suggested) for name in unknown),
+                do=" ".join(suggest_argument(name, suggested) for name in unknown),
                 retryable=False,
             )
         construct(self, *args, **keywords)

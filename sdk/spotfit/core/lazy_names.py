@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from spotfit.core.unsupported_names import missing_attribute_error
+
 
 def lazy_names(
     package: str, modules: Mapping[str, str]
@@ -17,12 +19,13 @@ def lazy_names(
     """Return `__getattr__` and `__dir__` of the package (PEP 562).
 
     `modules` has the module of each public name. `__getattr__` imports it and stores the value in
-    the package, so that later accesses do not call it. Raises `AttributeError` for other names.
+    the package, so that later accesses do not call it. Raises `UnsupportedNameError` for names of
+    Ray that the package does not have, and `AttributeError` for others.
     """
 
     def get_name(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise missing_attribute_error(package, name)
         value = getattr(importlib.import_module(modules[name]), name)
         vars(sys.modules[package])[name] = value
         return value

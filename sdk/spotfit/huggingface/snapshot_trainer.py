@@ -8,6 +8,7 @@ An epoch of the Trainer goes through these states; a step is an optimizer step:
 | open | `end_update` after a step, its log and its evaluation; saves if a save is due | open |
 | open | `end_update` after the last step of the epoch holds a due save | ending |
 | open, ending | `end_epoch` after the epoch's evaluation; saves if a save is due | between epochs |
+| open | `end_epoch` with accumulated gradients; a due save waits for a step | between epochs |
 | before training | `begin` restores a state from within an epoch | resuming |
 | resuming | `begin_epoch` sets the recorded RNG states; the Trainer skips batches | open |
 """
@@ -44,6 +45,8 @@ class TrainerSnapshots:
         """The epoch to resume, until it begins."""
         self._last_step = 0
         """The last optimizer step that was counted."""
+        self._epoch_save_waits = False
+        """Whether the save of an epoch waits for a step, because gradients were accumulated."""
 
     @property
     def is_resuming(self) -> bool:
@@ -106,11 +109,19 @@ class TrainerSnapshots:
         is_last = self._progress.updates == self._updates_per_epoch
         hold = is_last or control.should_epoch_stop or control.should_training_stop
         self._checkpointer.step(_metrics_of_step(trainer), hold=hold)
+        if self._epoch_save_waits and not hold:
+            self._checkpointer.save(_metrics_of_step(trainer))
+            self._epoch_save_waits = False
 
     def _end_epoch(self, trainer: Trainer) -> None:
         self._progress.epoch, self._progress.updates = self._progress.epoch + 1, 0
         self._progress.is_stopped = trainer.control.should_training_stop
         self._rank_state.record_epoch_begin(self.loader)
+        if not trainer.accelerator.sync_gradients and not self._progress.is_stopped:
+            # The epoch's last batches are part of the next step, and gradients are never saved.
+            self._epoch_save_waits = self._saves_epochs
+            return
+        self._epoch_save_waits = False
         if self._saves_epochs:
             self._checkpointer.save(_metrics_of_step(trainer))
         else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spotfit.core.unsupported_names import missing_attribute_error
+
 if TYPE_CHECKING:
     from spotfit.lightning.lightning_trainer import LightningTrainer as LightningTrainer
     from spotfit.lightning.strategies import prepare_trainer as prepare_trainer
@@ -42,7 +44,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_attribute_error(__name__, name)
     # Not stored: the script may import another package of Lightning later.
     from spotfit.lightning.lightning_classes import class_for
     from spotfit.lightning.lightning_package import imported_package

@@ -11,6 +11,7 @@ from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
 from spotfit.model.reporting import CheckpointUploadMode
 from spotfit.model.validation_config import ValidationTaskConfig
+from spotfit.torch.checkpoint.shard_data_position import is_dataset_shard
 from spotfit.worker.training_api import report, require_session
 
 
@@ -60,6 +61,7 @@ class ReportHooks:
         """Called by Lightning on all ranks: save, report and wait for the other ranks."""
         if (trainer.current_epoch + 1) % self._every_n_epochs:
             return
+        _end_epoch_of_shards(trainer)
         folder = Path(tempfile.mkdtemp(prefix="spotfit-lightning-"))
         trainer.save_checkpoint(folder / self.CHECKPOINT_NAME, weights_only=False)
         # With DDP only rank 0 writes a file; a sharded checkpoint has files of all ranks.
@@ -74,3 +76,14 @@ class ReportHooks:
         # The upload in the background deletes its files itself.
         if not has_files or self._upload_mode is CheckpointUploadMode.SYNC:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_epoch_of_shards(trainer: Any) -> None:
+    """End the epoch of dataset shards, of which limit_train_batches may have left batches.
+
+    The report saves their positions, and a resumed training begins the next epoch.
+    """
+    combined = trainer.fit_loop._combined_loader
+    for loader in [] if combined is None else combined.flattened:
+        if is_dataset_shard(loader):
+            loader.position.end_epoch()

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
+from spotfit.core.unsupported_names import UNSUPPORTED_ARGUMENTS
 from spotfit.migrate.name_map import (
+    CHANGED_CALLS,
     CLUSTER_LIFECYCLE,
     RAY_ROOT,
     REMOVED_ARGUMENTS,
@@ -106,11 +108,11 @@ def unsupported_trainers(scan: UsageScan) -> list[MigrationNote]:
         MigrationNote(
             line,
             ".".join(path),
-            "spotfit has no equivalent of this trainer; the script was not changed.",
+            f"{counterpart.do} The script was not changed, because spotfit has no such trainer.",
         )
         for line, path in sorted(paths)
         if path[1:2] == ("train",)
-        and isinstance(find_counterpart(path), NoCounterpart)
+        and isinstance(counterpart := find_counterpart(path), NoCounterpart)
         and any(part.endswith("Trainer") for part in path)
     ]
 
@@ -144,12 +146,18 @@ def _plan_use(use: RayUse, plan: MigrationPlan) -> None:
     bound = counterpart_of(binding)
     # (1) The bound object exists in spotfit, but not the used attribute: the user must decide.
     # (2) The name remains bound to Ray. (3) The chain starts at `ray` and is rewritten to start at
-    # `spotfit`. (4) The local name is rebound to a spotfit module; only the rest may change.
+    # `spotfit`. (4) The local name is rebound to a spotfit module; only the rest may change, unless
+    # the name is in another module.
     if bound is not None and isinstance(counterpart, NoCounterpart):
         plan.notes.append(MigrationNote(use.line, ".".join(use.ray_name), counterpart.do))
     elif isinstance(counterpart, NoCounterpart) or (bound is None and not use.is_certain):
         plan.ray_uses.append(use)
     elif bound is None:
+        plan.spotfit_uses.append(use)
+        text = plan.spotfit_alias + counterpart.dotted.removeprefix(SPOTFIT)
+        _plan_replacement(use, counterpart, text=text, plan=plan)
+    elif not bound.name and not f"{counterpart.module}.".startswith(f"{bound.module}."):
+        # The name is in another module of spotfit than those beside it, as predictors are.
         plan.spotfit_uses.append(use)
         text = plan.spotfit_alias + counterpart.dotted.removeprefix(SPOTFIT)
         _plan_replacement(use, counterpart, text=text, plan=plan)
@@ -328,12 +336,18 @@ def _unused_import_notes(scan: UsageScan) -> Iterator[MigrationNote]:
 
 
 def _argument_notes(scan: UsageScan) -> Iterator[MigrationNote]:
-    """Yield a note for each argument of a trainer or configuration that spotfit rejects."""
+    """Yield a note for each argument that spotfit rejects, and each call that means more."""
     for call, name, line in _spotfit_calls(scan):
         passed = _keywords(call)
+        if name in CHANGED_CALLS:
+            yield MigrationNote(line, name, CHANGED_CALLS[name])
         for argument, do in REMOVED_ARGUMENTS.get(name, {}).items():
             if argument in passed:
                 yield MigrationNote(line, f"{name}({argument}=...)", f"No longer supported: {do}.")
+        for argument in passed if name.endswith("Trainer") else ():
+            if argument in UNSUPPORTED_ARGUMENTS:
+                do = UNSUPPORTED_ARGUMENTS[argument]
+                yield MigrationNote(line, f"{name}({argument}=...)", do)
 
 
 def _spotfit_calls(scan: UsageScan) -> Iterator[tuple[cst.Call, str, int]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from spotfit.core.unsupported_names import CONTEXT_METHODS, UNSUPPORTED_NAMES
 from spotfit.host.env import ENV_VARS, UNSUPPORTED_RAY_VARIABLES
 
 DottedName = tuple[str, ...]
@@ -33,6 +34,7 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "air", "integrations", "keras"): "spotfit.tensorflow.keras",
     ("ray", "train", "lightgbm"): "spotfit.lightgbm",
     ("ray", "train", "lightning"): "spotfit.lightning",
+    ("ray", "train", "sklearn"): "spotfit.sklearn",
     ("ray", "train", "tensorflow"): "spotfit.tensorflow",
     ("ray", "train", "tensorflow", "keras"): "spotfit.tensorflow.keras",
     ("ray", "train", "torch"): "spotfit.torch",
@@ -46,18 +48,6 @@ MODULE_MAP: Mapping[DottedName, str] = {
     ("ray", "train", "xgboost"): "spotfit.xgboost",
 }
 """Public modules of Ray and Horovod; the spotfit modules with the same public names."""
-
-CONTEXT_METHODS = frozenset(
-    [
-        "get_experiment_name",
-        "get_local_rank",
-        "get_local_world_size",
-        "get_node_rank",
-        "get_world_rank",
-        "get_world_size",
-    ]
-)
-"""Functions of `ray.air.session` that became methods of the train context."""
 
 CLUSTER_LIFECYCLE = frozenset([("ray", "init"), ("ray", "shutdown"), ("ray", "is_initialized")])
 """Calls that manage Ray's cluster. They are removed if nothing else in the script needs Ray."""
@@ -95,6 +85,13 @@ REMOVED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Arguments of Ray Train's V1 API, which raise DeprecationWarning, and what to do about them."""
+
+CHANGED_CALLS: Mapping[str, str] = {
+    "BatchPredictor": "predict() takes files, DataFrames or arrays instead of a Dataset, and "
+    "returns a PredictionResult: use its to_pandas() or iter_shards(), or "
+    "spotfit.data.read_parquet(predictions.url).",
+}
+"""Names whose objects take or return something else, and what to change where they are used."""
 _NO_INTEGRATION_ADVICE = "spotfit does not integrate this framework yet; this line still uses Ray."
 _TASKS_ADVICE = (
     "spotfit has no tasks and actors: do this work in the training function, or in plain Python "
@@ -106,6 +103,12 @@ _HOROVOD_TENSORFLOW_ADVICE = (
     "tf.distribute.MultiWorkerMirroredStrategy."
 )
 _STILL_NEEDED = "Not removed, because other lines still need Ray."
+
+
+def _explain_unsupported(module: str, name: str) -> str:
+    unsupported = UNSUPPORTED_NAMES[module][name]
+    return f"{unsupported.reason} {unsupported.do}"
+
 
 _TASKS = ("actor", "get", "kill", "method", "put", "remote", "wait")
 _CLUSTER = ("available_resources", "cluster_resources", "nodes", "util")
@@ -136,8 +139,9 @@ ADVICE: Mapping[DottedName, str] = {
     ("ray", "train", "huggingface"): "spotfit.huggingface has no such name; see its guide.",
     ("ray", "train", "horovod"): "spotfit.horovod has no such name; see docs/guides/horovod.md.",
     ("ray", "train", "v2", "_internal"): "This is internal to Ray and has no equivalent.",
-    ("ray", "tune"): (
-        "spotfit has no Tune: loop over the configurations and call fit() or submit() for each."
+    ("ray", "tune"): _explain_unsupported("spotfit", "tune"),
+    ("ray", "tune", "integration", "ray_train", "TuneReportCallback"): _explain_unsupported(
+        "spotfit", "TuneReportCallback"
     ),
 }
 """What to do about names without an equivalent; the longest matching prefix applies."""
@@ -183,11 +187,16 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
         return SpotfitName(module, "", len(ray_module))
     if ray_module[-1] == "session" and attributes[0] in CONTEXT_METHODS:
         return SpotfitName(module, f"get_context().{attributes[0]}", len(ray_module) + 1)
+    unsupported = UNSUPPORTED_NAMES.get(module, {})
     # Public names may also be imported from the submodule that defines them, such as
     # ray.train.trainer.TorchTrainer.
     for at, part in enumerate(attributes[:2]):
         if part in names:
             return SpotfitName(module, part, len(ray_module) + at + 1)
+        if part in unsupported and (moved_to := unsupported[part].moved_to):
+            return SpotfitName(moved_to, part, len(ray_module) + at + 1)
+        if part in unsupported:
+            return NoCounterpart(_explain_unsupported(module, part))
         # Of internal modules, scripts commonly import Checkpoint from ray.train._checkpoint.
         is_internal = part.startswith("_") and part != "_checkpoint"
         if is_internal or not part.islower() or (*ray_module, part) in ADVICE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
@@ -18,7 +18,7 @@ from spotfit.prediction.batches import (
     to_batch_format,
 )
 from spotfit.prediction.predict_job import PredictionResult, predict
-from spotfit.prediction.predictor import Predictor
+from spotfit.prediction.predictor import Predictor, preprocessor_of
 
 if TYPE_CHECKING:
     from spotfit.client.run_config import RunConfig
@@ -41,6 +41,7 @@ class BatchPredictor:
         self._checkpoint = checkpoint
         self._predictor_cls = predictor_cls
         self._predictor_kwargs = predictor_kwargs
+        self._preprocessor: Any = None
 
     @classmethod
     def from_checkpoint(
@@ -48,6 +49,14 @@ class BatchPredictor:
     ) -> Self:
         """Return the predictor of a checkpoint; `kwargs` are those of the class's own method."""
         return cls(checkpoint, predictor_cls, **kwargs)
+
+    def get_preprocessor(self) -> Any:
+        """Return the preprocessor of `set_preprocessor`, else that of the checkpoint, or None."""
+        return self._preprocessor or preprocessor_of(self._checkpoint)
+
+    def set_preprocessor(self, preprocessor: Any) -> None:
+        """Set the preprocessor that replaces the checkpoint's; it is pickled to the workers."""
+        self._preprocessor = preprocessor
 
     def predict(
         self,
@@ -60,6 +69,8 @@ class BatchPredictor:
         max_scoring_workers: int | None = None,
         num_cpus_per_worker: float | None = None,
         num_gpus_per_worker: float | None = None,
+        separate_gpu_stage: bool = True,
+        ray_remote_args: Mapping[str, Any] | None = None,
         output: str | PathLike[str] | None = None,
         run_config: RunConfig | None = None,
         provisioner: str | ProvisionerOptions | list[str | ProvisionerOptions] | None = None,
@@ -72,8 +83,17 @@ class BatchPredictor:
         all; `keep_columns` of the inputs are kept beside the predictions. The number of workers is
         between `min_scoring_workers` and `max_scoring_workers`, by default 4 times the minimum.
         `predict_options` are further arguments of `spotfit.predict`, and `predict_kwargs` those of
-        the predictor's `predict`. Raises what `spotfit.predict` raises.
+        the predictor's `predict`. `separate_gpu_stage` has no effect: preprocessors run in the
+        worker, while it reads the next shard. Raises what `spotfit.predict` raises, and
+        `ConfigError` for `ray_remote_args`.
         """
+        del separate_gpu_stage
+        if ray_remote_args:
+            raise ConfigError(
+                "BatchPredictor.predict(ray_remote_args=...) is not supported: there are no tasks.",
+                do="State resources with num_cpus_per_worker= and num_gpus_per_worker=, or call "
+                "spotfit.predict with a scaling_config=.",
+            )
         most = max_scoring_workers or 4 * min_scoring_workers
         scaling = ScalingConfig(
             num_workers=(min_scoring_workers, most) if most > min_scoring_workers else most,
@@ -95,12 +115,33 @@ class BatchPredictor:
                 "feature_columns": feature_columns,
                 "keep_columns": keep_columns,
                 "predict_kwargs": predict_kwargs,
+                **self._preprocessor_argument(),
             },
             batch_size=batch_size,
             scaling_config=scaling,
             run_config=run_config,
             provisioner=provisioner,
             **dict(predict_options or {}),
+        )
+
+    def _preprocessor_argument(self) -> dict[str, Any]:
+        # Without the key, jobs of calls without a preprocessor keep their identity.
+        return {} if self._preprocessor is None else {"preprocessor": self._preprocessor}
+
+    def predict_pipelined(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Not supported: `predict` reads shard by shard. Raises `ConfigError`."""
+        raise ConfigError(
+            "BatchPredictor.predict_pipelined() is not supported.",
+            do="Call predict(): workers read one shard at a time, so that the inputs need not fit "
+            "into memory.",
+        )
+
+    @classmethod
+    def from_pandas_udf(cls, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Not supported: `spotfit.predict` takes functions. Raises `ConfigError`."""
+        raise ConfigError(
+            "BatchPredictor.from_pandas_udf() is not supported.",
+            do='Call spotfit.predict(function, inputs, batch_format="pandas").',
         )
 
 
@@ -133,10 +174,14 @@ class ColumnPredictor(Predictor):
         *,
         predictor_cls: type[Predictor],
         arguments: Mapping[str, Any],
+        preprocessor: Any = None,
         **columns: Any,
     ) -> Self:
         """Create the other predictor from the checkpoint with these arguments."""
-        return cls(predictor_cls.from_checkpoint(checkpoint, **arguments), **columns)
+        predictor = predictor_cls.from_checkpoint(checkpoint, **arguments)
+        if preprocessor is not None:
+            predictor.set_preprocessor(preprocessor)
+        return cls(predictor, **columns)
 
     @classmethod
     def identity_arguments(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

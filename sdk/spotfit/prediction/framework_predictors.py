@@ -58,7 +58,10 @@ class TorchPredictor(Predictor):
     """
 
     def __init__(
-        self, model: torch.nn.Module, preprocessor: Any = None, *, use_gpu: bool = False
+        self,
+        model: torch.nn.Module,
+        preprocessor: Any = None,
+        use_gpu: bool = False,  # noqa: FBT001, FBT002 - as in Ray
     ) -> None:
         super().__init__(preprocessor)
         self.device = _device(use_gpu=use_gpu)
@@ -69,8 +72,7 @@ class TorchPredictor(Predictor):
         cls,
         checkpoint: Checkpoint,
         model: torch.nn.Module | None = None,
-        *,
-        use_gpu: bool = False,
+        use_gpu: bool = False,  # noqa: FBT001, FBT002 - as in Ray
     ) -> Self:
         """Load the weights of a `Checkpointer`'s checkpoint, or of the file `model.pt`.
 
@@ -98,7 +100,7 @@ class TorchPredictor(Predictor):
         """Return the output of the model for a tensor or a dictionary of tensors."""
         return self.model(inputs)
 
-    def predict_batch(self, data: Batch, *, dtype: Any = None) -> Batch:
+    def predict_batch(self, data: Batch, dtype: Any = None) -> Batch:
         """Return the predictions. `dtype` is that of the tensors, or a dictionary by column."""
         import torch
 
@@ -173,14 +175,18 @@ class _TablePredictor(Predictor):
     """Predictor of a model that takes a table of features."""
 
     def predict_batch(
-        self, data: Batch, *, feature_columns: Sequence[str] | None = None, **kwargs: Any
+        self,
+        data: Batch,
+        feature_columns: Sequence[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Batch:
         """Return the predictions for these columns, by default all.
 
-        `kwargs` are those of the model's own `predict`.
+        Further arguments are those of `predict_table`.
         """
         features = select_columns(data, feature_columns, argument="feature_columns=")
-        values = require_numpy().asarray(self.predict_table(features, **kwargs))
+        values = require_numpy().asarray(self.predict_table(features, *args, **kwargs))
         if not is_dataframe(data):
             return {PREDICTIONS_COLUMN: values}
         names = [f"{PREDICTIONS_COLUMN}_{n}" for n in range(values.shape[-1])]
@@ -222,7 +228,7 @@ class XGBoostPredictor(_TablePredictor):
         return cls(booster, preprocessor_of(checkpoint))
 
     def predict_table(
-        self, features: Batch, *, dmatrix_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+        self, features: Batch, dmatrix_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> Any:
         """Return the predictions; `dmatrix_kwargs` are arguments of `xgboost.DMatrix`."""
         options = dict(dmatrix_kwargs or {})
@@ -278,7 +284,7 @@ class SklearnPredictor(_TablePredictor):
         return cls(estimator, preprocessor_of(checkpoint))
 
     def predict_table(
-        self, features: Batch, *, num_estimator_cpus: int | None = None, **kwargs: Any
+        self, features: Batch, num_estimator_cpus: int | None = None, **kwargs: Any
     ) -> Any:
         """Return the predictions; `num_estimator_cpus` sets `n_jobs` of the estimator."""
         if num_estimator_cpus is not None:
@@ -302,12 +308,23 @@ class TensorflowPredictor(Predictor):
     With one column the model gets its tensor, with several a dictionary of tensors.
     """
 
-    def __init__(self, model: Any, preprocessor: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        preprocessor: Any = None,
+        use_gpu: bool = False,  # noqa: FBT001, FBT002 - as in Ray
+    ) -> None:
+        """`use_gpu` has no effect: TensorFlow uses the GPUs of the worker."""
         super().__init__(preprocessor)
         self.model = model
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, model_definition: Any = None) -> Self:
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        model_definition: Any = None,
+        use_gpu: bool = False,  # noqa: FBT001, FBT002 - as in Ray
+    ) -> Self:
         """Load the model, or with `model_definition` the weights in `model.weights.h5`.
 
         The file is the one that the metadata of a `TensorflowCheckpoint` or of a
@@ -323,9 +340,9 @@ class TensorflowPredictor(Predictor):
             else:
                 model = model_definition()
                 model.load_weights(find_model_file(directory, ("model.weights.h5",)))
-        return cls(model, preprocessor_of(checkpoint))
+        return cls(model, preprocessor_of(checkpoint), use_gpu)
 
-    def predict_batch(self, data: Batch, *, dtype: Any = None) -> Batch:
+    def predict_batch(self, data: Batch, dtype: Any = None) -> Batch:
         """Return the predictions. `dtype` is that of the tensors."""
         columns = to_batch_format(data, "numpy")
         inputs = {

@@ -51,11 +51,11 @@ class Predictor:
         """Set the preprocessor of the batches; None for none."""
         self._preprocessor = preprocessor
 
-    def predict(self, data: Batch, **kwargs: Any) -> Batch:
-        """Return the predictions of a batch; `kwargs` are those of `predict_batch`."""
+    def predict(self, data: Batch, *args: Any, **kwargs: Any) -> Batch:
+        """Return the predictions of a batch; further arguments are those of `predict_batch`."""
         if self._preprocessor is not None:
             data = self._preprocessor.transform_batch(data)
-        return self.predict_batch(data, **kwargs)
+        return self.predict_batch(data, *args, **kwargs)
 
     def predict_batch(self, data: Batch, *args: Any, **kwargs: Any) -> Batch:
         """Return the predictions of a preprocessed batch. Subclasses define it."""

@@ -133,6 +133,12 @@ def plan_work(
         return _plan_items(list(_check_iterable(inputs)), read)
     if is_dataframe(inputs) or isinstance(inputs, Mapping) or hasattr(inputs, "__array__"):
         return _plan_rows(inputs, rows_per_shard, output)
+    if hasattr(inputs, "write_parquet"):
+        raise ConfigError(
+            f"inputs= cannot be a {type(inputs).__name__}.",
+            do="Pass the files of the dataset, or write it with write_parquet(url) and pass the "
+            "url.",
+        )
     is_single = isinstance(inputs, (str, PathLike))
     return _plan_files([inputs] if is_single else list(_check_iterable(inputs)))
 

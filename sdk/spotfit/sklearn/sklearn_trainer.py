@@ -15,6 +15,7 @@ from spotfit.client.run_config import RunConfig, check_config_type
 from spotfit.client.trainer import DataParallelTrainer
 from spotfit.code.function_pickle import unpickle
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.core.unsupported_names import UNSUPPORTED_ARGUMENTS
 from spotfit.host.plugins import require_module
 from spotfit.model.config import ScalingConfig
 
@@ -70,6 +71,7 @@ class SklearnTrainer(DataParallelTrainer):
     ) -> None:
         scaling = check_config_type("scaling_config", scaling_config, ScalingConfig)
         _check_estimator(estimator, scaling)
+        _check_fit_params(fit_params)
         cpus = max(1, int(scaling.num_cpus_per_worker))
         job = _FitJob(
             estimator=estimator,
@@ -154,6 +156,14 @@ def _check_estimator(estimator: Any, scaling: ScalingConfig) -> None:
             f"SklearnTrainer fits in one worker, but num_workers is {scaling.num_workers}.",
             do='Use ScalingConfig(num_workers=1, resources_per_worker={"CPU": 8}). To '
             "fit many estimators, use DataParallelTrainer and fit some of them in each worker.",
+        )
+
+
+def _check_fit_params(fit_params: Mapping[str, Any]) -> None:
+    for name in fit_params.keys() & UNSUPPORTED_ARGUMENTS.keys():
+        raise ConfigTypeError(
+            f"SklearnTrainer({name}=...): there is no such argument.",
+            do=UNSUPPORTED_ARGUMENTS[name],
         )
 
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import spotfit.data
 from spotfit.core.errors import ConfigError, SessionMisuseError
+from spotfit.data.iteration.data_iterator import DataIterator
+from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.lightning import epoch_report
 from spotfit.lightning.epoch_report import ReportHooks
 from spotfit.model.reporting import CheckpointUploadMode
@@ -33,8 +36,11 @@ class OneFileTrainer:
 
     global_step = 7
 
-    def __init__(self, epoch: int, *, writes: bool = True) -> None:
+    def __init__(self, epoch: int, *, writes: bool = True, loader: Any = None) -> None:
         self.current_epoch = epoch
+        # Lightning has none before its loaders are set up.
+        combined = None if loader is None else SimpleNamespace(flattened=[loader])
+        self.fit_loop = SimpleNamespace(_combined_loader=combined)
         self.callback_metrics = {"loss": torch.tensor(0.5)}
         self.strategy = SimpleNamespace(barrier=lambda: None)
         self._writes = writes
@@ -93,3 +99,16 @@ def test_an_interval_below_one_is_rejected(session: LocalSession) -> None:
 def test_it_is_created_in_a_training_function() -> None:
     with pytest.raises(SessionMisuseError):
         ReportHooks()
+
+
+def test_a_report_ends_the_epoch_of_a_dataset_shard(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning has read a batch more than `limit_train_batches`."""
+    reports(monkeypatch)
+    shard = DataIterator(ShardPosition(spotfit.data.range(50), ShardGroup()))
+    batches = iter(shard.iter_batches(batch_size=10))
+    first = [next(batches)["id"][0] for _ in range(3)]
+    ReportHooks().on_train_epoch_end(OneFileTrainer(0, loader=shard), None)
+    state = shard.position.state()
+    assert (first, state["epoch"], state["consumed"]) == ([0, 10, 20], 1, 0)

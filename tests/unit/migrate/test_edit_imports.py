@@ -67,17 +67,17 @@ def test_names_are_found_in_internal_modules_of_ray(
 def test_names_of_one_statement_are_split_by_module() -> None:
     script = dedent_script("""
         from ray import train, tune
-        from ray.train import BatchPredictor, Checkpoint, RunConfig
-        tune.Tuner, BatchPredictor
+        from ray.train import TrainingIterator, Checkpoint, RunConfig
+        tune.Tuner, TrainingIterator
     """)
     assert migrated_text(script) == dedent_script("""
         import spotfit as train
         from ray import tune
-        from ray.train import BatchPredictor
+        from ray.train import TrainingIterator
         from spotfit import Checkpoint, RunConfig
-        tune.Tuner, BatchPredictor
+        tune.Tuner, TrainingIterator
     """)
-    assert manual_work(script) == ["4: ray.train.BatchPredictor", "4: ray.tune.Tuner"]
+    assert manual_work(script) == ["4: ray.train.TrainingIterator", "4: ray.tune.Tuner"]
 
 
 def test_parentheses_and_their_comments_are_preserved() -> None:
@@ -98,19 +98,19 @@ def test_parentheses_are_preserved_in_split_imports() -> None:
     assert migrated_text("""
         from ray.train import (
             Checkpoint,
-            BatchPredictor,
+            TrainingIterator,
             RunConfig,
         )
-        BatchPredictor()
+        TrainingIterator()
     """) == dedent_script("""
         from spotfit import (
             Checkpoint,
             RunConfig,
         )
         from ray.train import (
-            BatchPredictor,
+            TrainingIterator,
         )
-        BatchPredictor()
+        TrainingIterator()
     """)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
 import spotfit
 import spotfit.huggingface
+import spotfit.lightning
 import spotfit.tensorflow
 import spotfit.torch
-from spotfit.core.errors import SpotfitError
+from spotfit.core.errors import ConfigTypeError, SpotfitError
+from spotfit.core.unsupported_names import UNSUPPORTED_ARGUMENTS
 from spotfit.host import env
 from spotfit.migrate.name_map import REMOVED_ARGUMENTS, SpotfitName, find_counterpart
 from tests.unit.migrate.before_and_after import (
@@ -255,6 +258,11 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
         ),
         ("import ray\nT = ray.train.mosaic.MosaicTrainer", "ray.train.mosaic.MosaicTrainer"),
         ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
+        ("from ray.train.rl import RLTrainer", "ray.train.rl.RLTrainer"),
+        (
+            "from ray.train.huggingface import HuggingFaceTrainer",
+            "ray.train.huggingface.HuggingFaceTrainer",
+        ),
     ],
 )
 def test_a_script_with_an_unsupported_trainer_is_unchanged(trainer: str, reported: str) -> None:
@@ -263,6 +271,26 @@ def test_a_script_with_an_unsupported_trainer_is_unchanged(trainer: str, reporte
     )
     assert migrated_text(script) == script
     assert [line.partition(": ")[2] for line in manual_work(script)] == [reported]
+
+
+def test_an_unsupported_trainer_is_reported_with_the_way_out() -> None:
+    (note,) = migrate_script("from ray.train.mosaic import MosaicTrainer\n").manual_notes
+    assert "in the training function of a spotfit.torch.TorchTrainer" in note.do
+    assert note.do.endswith("The script was not changed, because spotfit has no such trainer.")
+
+
+@pytest.mark.parametrize("argument", UNSUPPORTED_ARGUMENTS)
+def test_an_argument_of_v1_trainers_is_manual_work_and_a_type_error(argument: str) -> None:
+    script = (
+        f"from ray.train.lightning import LightningTrainer\nLightningTrainer(print, {argument}=1)\n"
+    )
+    trainer: Any = spotfit.lightning.LightningTrainer
+    (note,) = migrate_script(script).manual_notes
+    assert (note.line, note.what) == (2, f"LightningTrainer({argument}=...)")
+    assert note.do == UNSUPPORTED_ARGUMENTS[argument]
+    with pytest.raises(ConfigTypeError) as raised:
+        trainer(print, **{argument: 1})
+    assert raised.value.do == UNSUPPORTED_ARGUMENTS[argument]
 
 
 def test_datasets_are_migrated_by_their_import() -> None:

@@ -118,3 +118,50 @@ def test_the_arguments_of_the_predictor_are_compared_as_its_class_defines() -> N
         "arguments": {"names": ["model"]},
         "keep_columns": ["id"],
     }
+
+
+class Halve:
+    """A preprocessor."""
+
+    def transform_batch(self, batch: Any) -> Any:
+        return {name: column / 2 for name, column in batch.items()}
+
+
+def test_a_preprocessor_replaces_that_of_the_checkpoint(
+    checkpoint: spotfit.Checkpoint, tmp_path: Path, calls: list[dict[str, Any]]
+) -> None:
+    predictor = BatchPredictor.from_checkpoint(checkpoint, Power)
+    assert predictor.get_preprocessor() is None
+    predictor.set_preprocessor(Halve())
+    result = predictor.predict({"x": np.array([2.0, 4.0])}, output=tmp_path / "out")
+    assert result.to_numpy()["y"].tolist() == [1.0, 4.0]
+    assert isinstance(predictor.get_preprocessor(), Halve)
+    assert "preprocessor" in calls[0]["fn_constructor_kwargs"]
+
+
+@pytest.mark.parametrize(
+    ("call", "do"),
+    [
+        (
+            lambda predictor: predictor.predict([], ray_remote_args={"max_retries": 3}),
+            "num_cpus_per_worker",
+        ),
+        (lambda predictor: predictor.predict_pipelined([], blocks_per_window=2), "Call predict()"),
+        (lambda predictor: predictor.from_pandas_udf(print), "spotfit.predict(function"),
+        (lambda predictor: predictor.predict(DatasetOfRay()), "write_parquet(url)"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_the_way_out(
+    checkpoint: spotfit.Checkpoint, tmp_path: Path, call: Any, do: str
+) -> None:
+    class Fixed(BatchPredictor):
+        def predict(self, data: Any, **options: Any) -> Any:
+            return super().predict(data, output=tmp_path / "out", **options)
+
+    with pytest.raises(ConfigError) as raised:
+        call(Fixed.from_checkpoint(checkpoint, Power))
+    assert do in raised.value.do
+
+
+class DatasetOfRay:
+    def write_parquet(self, path: str) -> None: ...

@@ -1,8 +1,8 @@
-"""Raises MissingExtraError when it is imported: Horovod's interface exists for PyTorch only."""
+"""Raises UnsupportedNameError when it is imported: Horovod's interface exists for PyTorch only."""
 
-from spotfit.core.errors import MissingExtraError
+from spotfit.core.errors import UnsupportedNameError
 
-raise MissingExtraError(
+raise UnsupportedNameError(
     "spotfit.horovod.mxnet does not exist: Horovod's collectives for MXNet are part of its own "
     "library.",
     do="Use spotfit.horovod.torch after porting the model to PyTorch.",
