@@ -1,6 +1,6 @@
 """Writers of Parquet files by the user's Dask, Spark, Daft, Ray or Modin, on its own cluster.
 
-Nothing is imported here: whoever has an object of one of these libraries has imported it.
+Nothing is imported here: the caller has imported the library of the object that it passes.
 """
 
 from __future__ import annotations
