@@ -108,7 +108,8 @@ class WrittenFrame:
         }
         keys = sorted(sizes) if names is None else [f"{folder}/{name}" for name in names]
         if not keys or sizes.keys() != set(keys):
-            raise self._write_error(root, f"there are {len(sizes)} files instead of {len(keys)}")
+            expected = " files" if names is None else f" of {len(keys)} files"
+            raise self._write_error(root, f"this process finds {len(sizes)}{expected} there")
         files = tuple((key.removeprefix(f"{folder}/"), sizes[key]) for key in keys)
         content = known or _content_hash(root, folder, files)
         return self._commit(root, content, WrittenRows(folder, files))

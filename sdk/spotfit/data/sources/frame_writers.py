@@ -61,7 +61,7 @@ class DaskWriter:
         """Call `to_parquet`, without the index."""
         rows = _rows_per_group(self.frame.dtypes)
         options = {"write_index": False, "row_group_size": rows, **self.options}
-        self.frame.to_parquet(_fsspec_url(folder), name_function=_part_name, **options)
+        self.frame.to_parquet(fsspec_url(folder), name_function=_part_name, **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class DaftWriter:
         """Call `write_parquet`; the names of the files are random."""
         daft = sys.modules["daft"]
         with daft.execution_config_ctx(parquet_target_row_group_size=ROW_GROUP_BYTES):
-            written = self.frame.write_parquet(_hadoop_url(folder), **self.options)
+            written = self.frame.write_parquet(hadoop_url(folder), **self.options)
         return [path.rpartition("/")[2] for path in written.to_pydict()["path"]]
 
 
@@ -116,7 +116,7 @@ class RayWriter:
         schema = self.frame.schema()
         rows = _rows_per_group(schema.types if schema is not None else ())
         options = {"row_group_size": rows, **self.options}
-        self.frame.write_parquet(_hadoop_url(folder), **options)
+        self.frame.write_parquet(hadoop_url(folder), **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class ModinWriter:
 
     def write(self, folder: RootUrl) -> None:
         """Call `to_parquet`, without the index."""
-        url = _fsspec_url(folder)
+        url = fsspec_url(folder)
         if folder.scheme == "file":
             Path(url).mkdir(parents=True)
         rows = _rows_per_group(self.frame.dtypes)
@@ -166,17 +166,19 @@ def spark_url(folder: RootUrl) -> str:
     """Return the address of a folder as Spark and its Hadoop connectors write it."""
     if folder.scheme == "file":  # a path without a scheme is one of the cluster's default storage
         return f"file://{folder.path}"
-    return _hadoop_url(folder).replace("s3://", "s3a://", 1)
+    return hadoop_url(folder).replace("s3://", "s3a://", 1)
 
 
-def _hadoop_url(folder: RootUrl) -> str:
+def hadoop_url(folder: RootUrl) -> str:
+    """Return the address of a folder as Daft, Ray and Hadoop's connector for Azure write it."""
     if folder.scheme == "az":
         host = f"{folder.account}.dfs.core.windows.net"
         return f"abfss://{folder.bucket}@{host}/{folder.prefix}"
-    return _fsspec_url(folder)
+    return fsspec_url(folder)
 
 
-def _fsspec_url(folder: RootUrl) -> str:
+def fsspec_url(folder: RootUrl) -> str:
+    """Return the address of a folder as Dask and Modin write it; a path of a local one."""
     return folder.path if folder.scheme == "file" else f"{folder.scheme}://{folder.path}"
 
 
