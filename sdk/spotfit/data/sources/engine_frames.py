@@ -18,7 +18,6 @@ import msgspec
 
 from spotfit.core.errors import AlreadyExistsError, ConfigError, NotFoundError
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.source import DataFile
 from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.frame_writers import FrameWriter, check_can_write
 from spotfit.data.sources.parquet import ParquetFormat
@@ -73,10 +72,10 @@ class WrittenFrame:
         rows = None if known is None else self._find_record(root, known)
         if rows is None:
             rows = self._write(root, known)
+        self._check_complete(root, rows)
         folder = RootUrl.parse(root.url).join(rows.folder)
-        files = FileSet.of_paths([str(folder.join(name)) for name, _ in rows.files], PathOptions())
-        self._check_complete(rows, files.list_files())
-        return FormatSource(files, ParquetFormat())
+        paths = [str(folder.join(name)) for name, _ in rows.files]
+        return FormatSource(FileSet.of_paths(paths, PathOptions()), ParquetFormat())
 
     def _open_root(self) -> Store:
         library, run = self.writer.library, _run_folder.get()
@@ -96,21 +95,17 @@ class WrittenFrame:
 
     def _write(self, root: Store, known: str | None) -> WrittenRows:
         folder = uuid.uuid4().hex
-        log.info("data.frame_written", library=self.writer.library, url=root.subtree(folder).url)
+        log.info("data.frame_write_started", library=self.writer.library, url=root.url)
         try:
             names = self.writer.write(RootUrl.parse(root.url).join(folder))
         except Exception as error:  # the library runs functions of the user
             raise self._write_error(root, f"{type(error).__name__}: {error}") from error
-        sizes = {
-            info.key: info.size_bytes
-            for info in root.list(folder)
-            if info.key.endswith((".parquet", ".parq"))
-        }
-        keys = sorted(sizes) if names is None else [f"{folder}/{name}" for name in names]
-        if not keys or sizes.keys() != set(keys):
-            expected = " files" if names is None else f" of {len(keys)} files"
+        sizes = _list_files(root, folder)
+        ordered = sorted(sizes) if names is None else names
+        if not ordered or sizes.keys() != set(ordered):
+            expected = " files" if names is None else f" of {len(names)} files"
             raise self._write_error(root, f"this process finds {len(sizes)}{expected} there")
-        files = tuple((key.removeprefix(f"{folder}/"), sizes[key]) for key in keys)
+        files = tuple((name, sizes[name]) for name in ordered)
         content = known or _content_hash(root, folder, files)
         return self._commit(root, content, WrittenRows(folder, files))
 
@@ -141,11 +136,11 @@ class WrittenFrame:
     def _record_key(self, content: str) -> str:
         return f"{self.writer.library}-{content}.json"
 
-    def _check_complete(self, rows: WrittenRows, found: Sequence[DataFile]) -> None:
-        sizes = [file.size_bytes for file in found]
-        if sizes != [size for _, size in rows.files]:
+    def _check_complete(self, root: Store, rows: WrittenRows) -> None:
+        if not {*rows.files} <= {*_list_files(root, rows.folder).items()}:
             raise ConfigError(
-                f"The files of from_{self.writer.library}() in {found[0].url} were changed.",
+                f"The files of from_{self.writer.library}() in {root.subtree(rows.folder).url} "
+                "were changed or deleted.",
                 do="Delete the folder and the record beside it that names it, so that they are "
                 "written again.",
             )
@@ -164,6 +159,15 @@ class WrittenFrame:
             "credentials, and this process lists the files. Options of the writer, such as "
             "storage_options or filesystem, are in write_options=; another folder is path=.",
         )
+
+
+def _list_files(root: Store, folder: str) -> dict[str, int]:
+    """Return names and sizes of the Parquet files of a folder."""
+    return {
+        info.key.removeprefix(f"{folder}/"): info.size_bytes
+        for info in root.list(folder)
+        if info.key.endswith((".parquet", ".parq"))
+    }
 
 
 def _content_hash(root: Store, folder: str, files: Sequence[tuple[str, int]]) -> str:

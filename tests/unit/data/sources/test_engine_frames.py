@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,10 +138,10 @@ def test_a_damaged_record_is_reported(tmp_path: Path, body: bytes) -> None:
         WrittenFrame(PartWriter([[0]]), str(tmp_path), "v1").to_source()
 
 
-def test_changed_files_are_reported(tmp_path: Path) -> None:
-    frame = WrittenFrame(PartWriter([[0]]), str(tmp_path), "v1")
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"else")])
+def test_changed_files_are_reported(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    frame = WrittenFrame(PartWriter([[0], [1]]), str(tmp_path), "v1")
     frame.to_source()
-    (path,) = files_in(tmp_path)
-    path.write_bytes(b"something else")
-    with pytest.raises(ConfigError, match="were changed"):
+    change(min(files_in(tmp_path)))
+    with pytest.raises(ConfigError, match="were changed or deleted"):
         frame.to_source()
