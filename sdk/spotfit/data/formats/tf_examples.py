@@ -53,7 +53,7 @@ class MessageReader(Protocol):
         ...
 
     def read(self, size: int, /) -> bytes | None:
-        """Return so many bytes, fewer at the end."""
+        """Return `size` bytes, fewer at the end."""
         ...
 
 
