@@ -15,6 +15,7 @@ EXTRAS := .bench/venv-extras
 FRAMEWORKS := .bench/venv-frameworks
 JAX := .bench/venv-jax
 TENSORFLOW := .bench/venv-tensorflow
+ENGINES := .bench/venv-engines
 # It has wheels for these only, and the extra `test` must not require torch.
 TORCHFT := 'torchft>=0.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.14"'
 AZURITE_VERSION := 3.35.0
@@ -128,13 +129,17 @@ frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and Lig
 
 .PHONY: jax
 jax: $(JAX)/.installed ## JAX with killed workers and machines
-	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py tests/unit/data/test_jax_arrays.py
+	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py tests/unit/data/formats/test_jax_arrays.py
 	$(JAX)/bin/python -m pytest -k jax tests/frameworks/test_preload.py tests/frameworks/test_examples.py
 
 .PHONY: tensorflow
 tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines
-	$(TENSORFLOW)/bin/python -m pytest $(AGAIN) tests/frameworks/test_tensorflow.py tests/unit/data/test_tensorflow_tensors.py
+	$(TENSORFLOW)/bin/python -m pytest $(AGAIN) tests/frameworks/test_tensorflow.py tests/unit/data/formats/test_tensorflow_tensors.py
 	$(TENSORFLOW)/bin/python -m pytest -k tensorflow tests/frameworks/test_preload.py tests/frameworks/test_examples.py tests/frameworks/test_parity.py
+
+.PHONY: engines
+engines: $(ENGINES)/.installed ## rows from and for Dask, Spark, Daft, Ray and Modin; Spark needs default-jre-headless
+	$(ENGINES)/bin/python -m pytest $(AGAIN) tests/frameworks/test_engines.py
 
 .PHONY: extras
 extras: $(EXTRAS)/.installed ## resolve every pair of extras with uv and with pip 23.2.1; ONLY="s3 aws" for theirs
@@ -223,6 +228,13 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt .ci/frameworks.txt .ci/
 $(JAX)/.installed $(TENSORFLOW)/.installed: %/.installed: pyproject.toml constraints.txt .ci/jax.txt .ci/tensorflow.txt .ci/make-venv
 	.ci/make-venv $*
 	$*/bin/python -m pip install --quiet -c constraints.txt -r .ci/$(patsubst .bench/venv-%,%,$*).txt -e '.[torch,test]'
+	touch $@
+
+# They require older versions of pandas and pyarrow than those of our tests.
+$(ENGINES)/.installed: pyproject.toml constraints.txt .ci/engines.txt .ci/make-venv
+	.ci/make-venv $(ENGINES)
+	grep -v '^pandas==\|^pyarrow==' constraints.txt > $(ENGINES)/constraints.txt
+	$(ENGINES)/bin/python -m pip install --quiet -c $(ENGINES)/constraints.txt -r .ci/engines.txt -e '.[torch,test]'
 	touch $@
 
 $(AZURITE):

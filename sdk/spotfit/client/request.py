@@ -474,7 +474,8 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     checks.check(lambda: takes_config(request.fn))
     name = checks.check(lambda: parse_name(request.run.name or "", what="RunConfig(name=...):"))
     storage = checks.check(lambda: open_run_storage(request.run))
-    datasets = checks.check(lambda: _open_datasets(request))
+    run_folder = storage.subtree(name) if storage is not None and name is not None else None
+    datasets = checks.check(lambda: _open_datasets(request, run_folder))
     runtime_env = checks.check(lambda: RuntimeEnv.parse(request.run.worker_runtime_env))
     provisioner = checks.check(lambda: _check_provisioner(request))
     checks.check(env.check_all)
@@ -518,8 +519,13 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     return PreflightResult(run, store, location, provisioner, runtime_env, cost, check, datasets)
 
 
-def _open_datasets(request: FitRequest) -> dict[str, Any]:
-    opened = open_datasets(request.datasets)
+def _open_datasets(request: FitRequest, run_folder: Store | None) -> dict[str, Any]:
+    if not request.datasets:
+        return {}
+    from spotfit.data.sources.engine_frames import frames_written_in
+
+    with frames_written_in(run_folder) if run_folder is not None else nullcontext():
+        opened = open_datasets(request.datasets)
     check_configuration(opened, request.dataset_config, num_workers=request.scaling.min_workers)
     return dict(opened)
 

@@ -25,6 +25,7 @@ _READERS = {
     "daft": "from_daft",
     "pyspark": "from_spark",
     "ray": "from_ray",
+    "modin": "from_modin",
 }
 """Functions of `spotfit.data` that make a dataset of another library's object, by its package."""
 

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from spotfit.data.context import TaskPoolStrategy as TaskPoolStrategy
     from spotfit.data.dataset import Dataset as Dataset
     from spotfit.data.dataset import MaterializedDataset as MaterializedDataset
+    from spotfit.data.engine_readers import from_daft as from_daft
+    from spotfit.data.engine_readers import from_dask as from_dask
+    from spotfit.data.engine_readers import from_modin as from_modin
+    from spotfit.data.engine_readers import from_ray as from_ray
+    from spotfit.data.engine_readers import from_spark as from_spark
     from spotfit.data.feeders import Feeders as Feeders
     from spotfit.data.file_readers import read_binary_files as read_binary_files
     from spotfit.data.file_readers import read_csv as read_csv
@@ -80,10 +85,15 @@ _MODULES = {
     "Source": "spotfit.data.source",
     "TaskPoolStrategy": "spotfit.data.context",
     "from_arrow": "spotfit.data.readers",
+    "from_daft": "spotfit.data.engine_readers",
+    "from_dask": "spotfit.data.engine_readers",
     "from_huggingface": "spotfit.data.readers",
     "from_items": "spotfit.data.readers",
+    "from_modin": "spotfit.data.engine_readers",
     "from_numpy": "spotfit.data.readers",
     "from_pandas": "spotfit.data.readers",
+    "from_ray": "spotfit.data.engine_readers",
+    "from_spark": "spotfit.data.engine_readers",
     "from_torch": "spotfit.data.readers",
     "range": "spotfit.data.readers",
     "range_tensor": "spotfit.data.readers",
@@ -105,13 +115,9 @@ _MODULES = {
         (
             "from_arrow_refs",
             "from_blocks",
-            "from_daft",
-            "from_dask",
             "from_mars",
-            "from_modin",
             "from_numpy_refs",
             "from_pandas_refs",
-            "from_spark",
             "from_tf",
             "read_audio",
             "read_avro",
@@ -160,10 +166,15 @@ __all__ = [
     "Source",
     "TaskPoolStrategy",
     "from_arrow",
+    "from_daft",
+    "from_dask",
     "from_huggingface",
     "from_items",
+    "from_modin",
     "from_numpy",
     "from_pandas",
+    "from_ray",
+    "from_spark",
     "from_torch",
     "range",
     "range_tensor",

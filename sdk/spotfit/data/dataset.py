@@ -65,6 +65,7 @@ from spotfit.data.plans.transforms import (
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.schema import Schema
 from spotfit.data.source import Source
+from spotfit.data.sources.frame_writers import hadoop_url, spark_url
 from spotfit.data.sources.tables import TableSource
 from spotfit.data.user_functions import (
     FunctionOptions,
@@ -692,19 +693,22 @@ class Dataset:
 
     def to_dask(self, *, path: str | None = None, **_options: Any) -> Any:
         """Write Parquet files to `path`, and return the Dask DataFrame that reads them."""
-        return writers.export_to("dask.dataframe", "read_parquet", path, self._ordered_blocks())
+        read = writers.import_library("dask.dataframe").read_parquet
+        return writers.export_to(read, path, self._ordered_blocks())
 
     def to_modin(self, *, path: str | None = None) -> Any:
         """Write Parquet files to `path`, and return the Modin DataFrame that reads them."""
-        return writers.export_to("modin.pandas", "read_parquet", path, self._ordered_blocks())
+        read = writers.import_library("modin.pandas").read_parquet
+        return writers.export_to(read, path, self._ordered_blocks())
 
     def to_daft(self, *, path: str | None = None) -> Any:
         """Write Parquet files to `path`, and return the Daft DataFrame that reads them."""
-        return writers.export_to("daft", "read_parquet", path, self._ordered_blocks())
+        read = writers.import_library("daft").read_parquet
+        return writers.export_to(read, path, self._ordered_blocks(), url=hadoop_url)
 
     def to_spark(self, spark: Any, *, path: str | None = None) -> Any:
         """Write Parquet files to `path`, and return the Spark DataFrame that reads them."""
-        return writers.export_to(spark.read, "parquet", path, self._ordered_blocks())
+        return writers.export_to(spark.read.parquet, path, self._ordered_blocks(), url=spark_url)
 
     # --- Names of older versions of Ray -----------------------------------------------------------
 

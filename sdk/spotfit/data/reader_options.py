@@ -14,7 +14,8 @@ from spotfit.core.input_checks import did_you_mean
 from spotfit.data.dataset import Dataset
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.source import Source
-from spotfit.data.sources.file_source import FileFormat, FormatSource
+from spotfit.data.sources.file_format import FileFormat
+from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.partitioning import Partitioning
 from spotfit.host import log
 

@@ -46,6 +46,15 @@ def write_cached(name: str, body: bytes) -> bool:
     return True
 
 
+def prune_cached(folder: str, *, keep: int) -> None:
+    """Delete the files of a folder that were written first, except the last `keep`."""
+    with suppress(OSError, RuntimeError):  # another process may delete the same files
+        files = [path for path in (_directory() / folder).iterdir() if path.is_file()]
+        files.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in files[keep:]:
+            path.unlink(missing_ok=True)
+
+
 def _directory() -> Path:
     base = env.lookup("XDG_CACHE_HOME") or ""
     # "If an implementation encounters a relative path [...] it should consider the path invalid".

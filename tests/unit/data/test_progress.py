@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from spotfit.data.context import DataContext
-from spotfit.data.progress import with_progress
+from spotfit.data.progress import byte_progress, with_progress
 
 
 class Terminal(io.StringIO):
@@ -47,3 +47,16 @@ def test_a_short_pass_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_gets_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, 20, io.StringIO()) == ""
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "screen", "is_shown"),
+    [(2**30, Terminal(), True), (2**20, Terminal(), False), (2**30, io.StringIO(), False)],
+)
+def test_bytes_are_shown_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, total_bytes: int, screen: io.StringIO, is_shown: bool
+) -> None:
+    monkeypatch.setattr("sys.stderr", screen)
+    with byte_progress(total_bytes, "Listing files") as advance:
+        advance(total_bytes // 2)
+    assert ("Listing files" in screen.getvalue()) == is_shown

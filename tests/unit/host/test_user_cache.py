@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from spotfit.host.user_cache import read_cached, write_cached
+from spotfit.host.user_cache import prune_cached, read_cached, write_cached
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +51,12 @@ def test_unwritable_directory_is_no_error(cache: Path) -> None:
     cache.write_text("a file where the directory would be")
     assert not write_cached("one", b"1")
     assert read_cached("one") is None
+
+
+def test_files_that_were_written_first_are_deleted(cache: Path) -> None:
+    for age, name in enumerate("abc"):
+        write_cached(f"folder/{name}", b"1")
+        os.utime(cache / "folder" / name, ns=(0, -age * 10**9 + 10**12))
+    prune_cached("folder", keep=2)
+    assert {path.name for path in (cache / "folder").iterdir()} == {"a", "b"}
+    prune_cached("missing", keep=2)

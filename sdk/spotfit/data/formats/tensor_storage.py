@@ -74,6 +74,7 @@ def decode_tensors(table: pa.Table) -> pa.Table:
 
     Tensors of different shapes become nested lists.
     """
+    table = _without_types_of_ray(table)
     for index, field in enumerate(table.schema):
         decoded = decoded_field(field)
         kind = decoded.type
@@ -90,6 +91,7 @@ def decode_tensors(table: pa.Table) -> pa.Table:
 
 def decoded_field(field: pa.Field) -> pa.Field:
     """Return the field that `decode_tensors` gives to a column."""
+    field = _without_type_of_ray(field)
     metadata = field.metadata or {}
     name = metadata.get(_EXTENSION_NAME)
     if pa.types.is_fixed_size_binary(field.type) and _DTYPE in metadata:
@@ -117,6 +119,25 @@ def tensors_from_bytes(column: pa.ChunkedArray, dtype: Any, shape: tuple[int, ..
     size = np.dtype(dtype).itemsize * math.prod(shape)
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(np.dtype(dtype)), list(shape))
     return _to_tensors(array.cast(pa.binary(size)), kind)
+
+
+def _without_types_of_ray(table: pa.Table) -> pa.Table:
+    for index, field in enumerate(table.schema):
+        stored = _without_type_of_ray(field)
+        if stored is not field:
+            storage = [chunk.storage for chunk in table.column(index).chunks]
+            table = table.set_column(index, stored, pa.chunked_array(storage, stored.type))
+    return table
+
+
+def _without_type_of_ray(field: pa.Field) -> pa.Field:
+    """Return a field of a type of Ray as processes see it that have not imported Ray."""
+    kind = field.type
+    name = getattr(kind, "extension_name", "").encode()
+    if name not in (*_RAY_FIXED, *_RAY_VARIABLE):
+        return field
+    metadata = {_EXTENSION_NAME: name, _EXTENSION_METADATA: kind.__arrow_ext_serialize__()}
+    return pa.field(field.name, kind.storage_type, field.nullable, metadata)
 
 
 def _can_be_bytes(kind: pa.FixedShapeTensorType) -> bool:

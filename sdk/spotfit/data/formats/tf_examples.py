@@ -9,13 +9,18 @@ values are field 1. Numbers are packed, by old writers not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 Features: TypeAlias = dict[str, Any]
 """Per name: a list of bytes, or an array of float32 or int64; None if a feature has no kind."""
+
+_BYTES_KIND, _FLOAT_KIND, _INT_KIND = 1, 2, 3
+_KINDS = {_BYTES_KIND: pa.binary(), _FLOAT_KIND: pa.float32(), _INT_KIND: pa.int64()}
+_HEADER_BYTES = 20
+"""Two numbers of at most ten bytes: the tag and the length of a field."""
 
 
 def decode_example(message: bytes | memoryview) -> Features:
@@ -33,11 +38,66 @@ def decode_example(message: bytes | memoryview) -> Features:
     return features
 
 
-def feature_type(value: Any) -> pa.DataType:
-    """Return the Arrow type of the values of a feature."""
-    if value is None:
-        return pa.null()
-    return pa.binary() if isinstance(value, list) else pa.from_numpy_dtype(value.dtype)
+class FeatureShape(NamedTuple):
+    """Type and number of the values of a feature."""
+
+    kind: pa.DataType
+    value_count: int
+
+
+class MessageReader(Protocol):
+    """A file with messages, or a part of one."""
+
+    def seek(self, offset: int, /) -> int:
+        """Set the position of the next `read`."""
+        ...
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return `size` bytes, fewer at the end."""
+        ...
+
+
+def read_shapes(reader: MessageReader, begin: int, end: int) -> dict[str, FeatureShape | None]:
+    """Return what `decode_example` would return, without values: None if a feature has no kind.
+
+    Bytes and floats are skipped. Raises `ValueError` for another message.
+    """
+    shapes: dict[str, FeatureShape | None] = {}
+    for features in _spans(reader, _Span(1, begin, end), 1):
+        for entry in _spans(reader, features, 1):
+            name, shape = "", None
+            for part in _spans(reader, entry):
+                if part.number == 1:
+                    name = _content(reader, part).decode()
+                elif part.number == 2:
+                    shape = _read_shape(reader, part)
+            shapes[name] = shape
+    return shapes
+
+
+def _read_shape(reader: MessageReader, feature: _Span) -> FeatureShape | None:
+    shape = None
+    for values in _spans(reader, feature):
+        if values.number not in _KINDS:
+            raise ValueError(f"a feature has the unknown kind {values.number}")
+        parts = _spans(reader, values, 1)
+        count = sum(_count_values(reader, part, values.number) for part in parts)
+        shape = FeatureShape(_KINDS[values.number], count)
+    return shape
+
+
+def _count_values(reader: MessageReader, values: _Span, kind: int) -> int:
+    length = values.end - values.begin
+    if kind == _BYTES_KIND:
+        return 1
+    if kind == _FLOAT_KIND:
+        if length % 4:
+            raise ValueError("a number is incomplete")
+        return length // 4
+    body = np.frombuffer(_content(reader, values), np.uint8)
+    if length and body[-1] >= 128:
+        raise ValueError("an integer is incomplete")
+    return int(np.count_nonzero(body < 128))
 
 
 def _decode_feature(message: memoryview) -> Any:
@@ -118,3 +178,43 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 128:
             return value, position
         shift += 7
+
+
+class _Span(NamedTuple):
+    """Where the content of a field is."""
+
+    number: int
+    begin: int
+    end: int
+
+
+def _spans(reader: MessageReader, message: _Span, wanted: int | None = None) -> Iterator[_Span]:
+    """Yield the fields of a message as `_fields` does, without their contents."""
+    position = message.begin
+    while position < message.end:
+        reader.seek(position)
+        header = memoryview(reader.read(min(_HEADER_BYTES, message.end - position)) or b"")
+        tag, length = _varint(header, 0)
+        match tag & 7:
+            case 0:
+                begin, (_, size) = position + length, _varint(header, length)
+                end = position + size
+            case 1:
+                begin, end = position + length, position + length + 8
+            case 2:
+                size, length = _varint(header, length)
+                begin, end = position + length, position + length + size
+            case 5:
+                begin, end = position + length, position + length + 4
+            case kind:
+                raise ValueError(f"a field has the unknown wire type {kind}")
+        if end > message.end:
+            raise ValueError("a field is incomplete")
+        if wanted is None or tag >> 3 == wanted:
+            yield _Span(tag >> 3, begin, end)
+        position = end
+
+
+def _content(reader: MessageReader, span: _Span) -> bytes:
+    reader.seek(span.begin)
+    return reader.read(span.end - span.begin) or b""

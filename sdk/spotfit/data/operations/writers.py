@@ -24,10 +24,12 @@ from spotfit.data.operations.file_encoders import Encoder, parquet_encoder
 from spotfit.data.plans.row_functions import block_rows
 from spotfit.data.schema import check_columns
 from spotfit.data.sources.file_source import FormatSource
+from spotfit.data.sources.frame_writers import fsspec_url
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store, with_bucket_region
 from spotfit.store.filesystem import open_filesystem_store
+from spotfit.store.url import RootUrl
 
 FILE_BYTES = 128 * 2**20
 """Decoded size of the rows of a file, unless the user sets numbers of rows."""
@@ -293,26 +295,29 @@ def materialize(
 
 
 def export_to(
-    library: Any, reader: str, path: str | Path | None, blocks: Iterable[pa.Table]
+    read: Callable[[str], Any],
+    path: str | Path | None,
+    blocks: Iterable[pa.Table],
+    *,
+    url: Callable[[RootUrl], str] = fsspec_url,
 ) -> Any:
-    """Write Parquet files below `path`, and return what another library reads from there.
+    """Write Parquet files below `path`, and return what `read` of another library makes of them.
 
-    `library` is the name of a module, or an object, with the function `reader`. Raises
-    `ConfigError` without a path, and `MissingExtraError` if the module is not installed.
+    `url` returns the address as the library writes it. Raises `ConfigError` without a path.
     """
     if path is None:
         raise ConfigError(
             "Another library reads a dataset from files, and no place for them was given.",
             do="Pass path= with the URL of a folder, such as to_dask(path='s3://bucket/folder').",
         )
-    if isinstance(library, str):
-        library = _import_library(library)
+    folder = open_folder(path)
     options = WriteOptions(mode=SaveMode.CREATE)
-    write_files(open_folder(path), blocks, "parquet", parquet_encoder(), options)
-    return getattr(library, reader)(str(path))
+    write_files(folder, blocks, "parquet", parquet_encoder(), options)
+    return read(url(RootUrl.parse(folder.url)))
 
 
-def _import_library(module: str) -> Any:
+def import_library(module: str) -> Any:
+    """Return a module of another library. Raises `MissingExtraError` if it is not installed."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)

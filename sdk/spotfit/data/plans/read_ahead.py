@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
+
+ResultT = TypeVar("ResultT")
 
 READ_THREADS = 8
 """Requests at a time: a bucket answers each after 20 to 50 ms."""
@@ -24,19 +26,27 @@ class ReadTask(NamedTuple):
 
 
 def read_in_order(tasks: Iterable[ReadTask], *, threads: int = READ_THREADS) -> Iterator[pa.Table]:
-    """Yield the results of the tasks in order, and run the next ones in `threads` threads.
+    """Yield the results of the tasks in order; see `calls_in_order`."""
+    return calls_in_order(tasks, threads=threads)
 
-    With 0 threads, each task runs when its result is asked for. Raises what a task raises.
+
+def calls_in_order(
+    calls: Iterable[tuple[int, Callable[[], ResultT]]], *, threads: int
+) -> Iterator[ResultT]:
+    """Yield the results of the calls in order, and run the next ones in `threads` threads.
+
+    Each call has a size in bytes, which limits how many are pending. With 0 threads, each runs when
+    its result is asked for. Raises what a call raises.
     """
     if not threads:
-        for task in tasks:
-            yield task.read()
+        for _, call in calls:
+            yield call()
         return
     executor = ThreadPoolExecutor(threads, "spotfit-read")
-    pending: deque[tuple[int, Future[pa.Table]]] = deque()
+    pending: deque[tuple[int, Future[ResultT]]] = deque()
     try:
-        for task in tasks:
-            pending.append((task.size_bytes, executor.submit(task.read)))
+        for size_bytes, call in calls:
+            pending.append((size_bytes, executor.submit(call)))
             while len(pending) > 2 * threads or _exceeds_limit(pending):
                 yield pending.popleft()[1].result()
         while pending:
@@ -45,5 +55,5 @@ def read_in_order(tasks: Iterable[ReadTask], *, threads: int = READ_THREADS) -> 
         executor.shutdown(cancel_futures=True)
 
 
-def _exceeds_limit(pending: deque[tuple[int, Future[pa.Table]]]) -> bool:
+def _exceeds_limit(pending: deque[tuple[int, Future[Any]]]) -> bool:
     return len(pending) > 1 and sum(size for size, _ in pending) > _MAX_PENDING_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.sources.file_source import OpenFile
+from spotfit.data.sources.file_format import OpenFile
 
 _BY_EXTENSION = {
     "br": "brotli",

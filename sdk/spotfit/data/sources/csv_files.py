@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -10,8 +11,17 @@ from functools import cached_property, lru_cache
 import pyarrow as pa
 import pyarrow.csv
 
-from spotfit.data.sources.file_source import OpenFile
-from spotfit.data.sources.line_files import UNIT_BYTES, is_ascii_compatible, option_values
+from spotfit.data.captured_values import digest_captured
+from spotfit.data.sources.file_format import OpenFile
+from spotfit.data.sources.line_files import (
+    UNIT_BYTES,
+    LineContent,
+    is_ascii_compatible,
+    option_values,
+)
+
+_HEAD_BYTES = 64 * 2**10
+"""Most files have the names of the columns in these first bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +34,14 @@ class CsvParser:
 
     @cached_property
     def identity(self) -> str:
-        """The options."""
+        """The options, with a hash of the function for invalid rows."""
         options = (self.read_options, self.parse_options, self.convert_options)
-        return f"csv {[option_values(one) for one in options]}"
+        text = f"csv {[option_values(one) for one in options]}"
+        handler = self.parse_options.invalid_row_handler
+        if handler is None:
+            return text
+        # Without a hash, another process must not take these rows for its own.
+        return f"{text} {digest_captured([handler]) or uuid.uuid4().hex}"
 
     @property
     def is_divisible(self) -> bool:
@@ -48,7 +63,7 @@ class CsvParser:
         read = copy.copy(self.read_options)
         read.use_threads, read.block_size = False, len(body) + 1
         if not is_first:
-            read.column_names = _column_names(self, file)
+            read.column_names = _column_names(self, OpenFile(file.files, file.file))
             read.skip_rows = read.skip_rows_after_names = 0
         convert = copy.copy(self.convert_options)
         if schema is not None:
@@ -64,6 +79,11 @@ class CsvParser:
             parse_options=self.parse_options,
             convert_options=convert,
         )
+
+    def inspect(self, body: bytes, file: OpenFile, *, is_first: bool) -> LineContent:
+        """Return columns and number of the rows, whose types are those of all values."""
+        table = self.parse(body, file, is_first=is_first, schema=None)
+        return LineContent(table.schema, table.num_rows)
 
     def unify(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return text for columns with values of different types, as pyarrow does for a file."""
@@ -86,7 +106,16 @@ def _unify_types(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 @lru_cache(maxsize=64)
 def _column_names(parser: CsvParser, file: OpenFile) -> Sequence[str]:
     """Return the names of all columns, which are in the first line or in the options."""
-    head = file.read(0, min(file.size_bytes, UNIT_BYTES))
+    head = file.read(0, min(file.size_bytes, _HEAD_BYTES))
+    if b"\n" in head and not parser.quote:
+        try:
+            return _read_names(parser, head)
+        except pa.ArrowInvalid:  # too short, for example because lines are skipped
+            pass
+    return _read_names(parser, file.read(0, min(file.size_bytes, UNIT_BYTES)))
+
+
+def _read_names(parser: CsvParser, head: bytes) -> list[str]:
     reader = pyarrow.csv.open_csv(
         pa.BufferReader(head[: head.rfind(b"\n") + 1] or head),
         read_options=parser.read_options,

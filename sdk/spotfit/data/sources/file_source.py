@@ -1,7 +1,7 @@
 """Rows of files: what the formats have in common.
 
 A format divides a file into units and decodes one of them. This module lists the files, unifies
-their schemas, reads with a check of the version, and adds the columns that are in the paths.
+their schemas, and adds the columns that are in the paths.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -18,73 +17,14 @@ from spotfit.core.input_checks import did_you_mean
 from spotfit.data.files import FileSet, path_of
 from spotfit.data.formats.tensor_storage import plain_field
 from spotfit.data.source import DataFile, SourceUnits, int_array
+from spotfit.data.sources.file_format import FileContent, FileFormat, FileUnit, OpenFile
+from spotfit.data.sources.file_listing import inspect_files
 from spotfit.data.sources.partitioning import Partitioning
 from spotfit.host import log
-from spotfit.store.transfer import concurrent_map
 
 PATH_COLUMN = "path"
 LARGE_UNIT_BYTES = 64 * 2**20
 """Units above this size are reported: several of them are in memory at once."""
-
-
-class OpenFile(NamedTuple):
-    """A file that a format reads from."""
-
-    files: FileSet
-    file: DataFile
-
-    @property
-    def path(self) -> str:
-        """The path for messages."""
-        return path_of(self.file)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file when it was listed."""
-        return self.file.size_bytes
-
-    def read(self, start: int = 0, length: int | None = None) -> bytes:
-        """Return a part of the file. Raises `ConfigError` if it was changed or deleted."""
-        return self.files.read(self.file, start, length)
-
-    def read_view(self, start: int, length: int) -> bytes | memoryview:
-        """Return a part of the file, if possible without a copy; see `read`."""
-        return self.files.read_view(self.file, start, length)
-
-
-class FileUnit(NamedTuple):
-    """A unit of a file; the format defines the meaning of the position."""
-
-    position: int
-    rows: int
-    size_bytes: int
-
-
-class FileContent(NamedTuple):
-    """What a file contains."""
-
-    schema: pa.Schema
-    units: Sequence[FileUnit]
-
-
-class FileFormat(Protocol):
-    """How files are read. Immutable, small, can be pickled."""
-
-    @property
-    def identity(self) -> str:
-        """Text that determines the rows of a given file."""
-        ...
-
-    def inspect(self, file: OpenFile) -> FileContent:
-        """Return columns and units of a file. Raises `ConfigError` if it has another format."""
-        ...
-
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Return the rows of a unit with at least those columns of `schema` that the file has.
-
-        Types may differ from those of `schema` if they can be cast.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +50,11 @@ class FormatSource:
     def list_units(self) -> SourceUnits:
         """List the files and inspect each of them. Raises `ConfigError`, see `FileSet`."""
         files = self.files.list_files()
-        contents = concurrent_map(self._inspect, files)
+        inspected = inspect_files(self.files, self.format, files)
+        contents = [
+            self._with_path_columns(file, content)
+            for file, content in zip(files, inspected, strict=True)
+        ]
         units = [unit for content in contents for unit in content.units]
         _warn_if_large(files[0], units)
         return SourceUnits(
@@ -145,8 +89,7 @@ class FormatSource:
         table = self.format.read(OpenFile(self.files, file), part, in_file)
         return conform(table, schema, rows=part.rows, constants=in_path)
 
-    def _inspect(self, file: DataFile) -> FileContent:
-        content = self.format.inspect(OpenFile(self.files, file))
+    def _with_path_columns(self, file: DataFile, content: FileContent) -> FileContent:
         fields = [plain_field(field) for field in content.schema]
         known = {field.name for field in fields}
         fields += [

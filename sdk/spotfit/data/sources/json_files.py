@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.json
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
-from spotfit.data.sources.line_files import LineFormat, option_values
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.line_files import LineContent, LineFormat, option_values
 
 _MAX_DOCUMENT_BYTES = 256 * 2**20
 _DOCUMENT_POSITION = -1
@@ -42,6 +42,11 @@ class JsonParser:
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(body) + 1),
             parse_options=self._options(schema),
         )
+
+    def inspect(self, body: bytes, file: OpenFile, *, is_first: bool) -> LineContent:
+        """Return columns and number of the rows, whose types are those of all values."""
+        table = self.parse(body, file, is_first=is_first, schema=None)
+        return LineContent(table.schema, table.num_rows)
 
     def unify(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return all columns of both, with types that hold the values of both."""
@@ -80,6 +85,11 @@ class JsonDocumentParser:
         # Columns that the first row lacks are columns, too.
         names = list(dict.fromkeys(name for row in rows for name in row))
         return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+    def inspect(self, body: bytes, file: OpenFile, *, is_first: bool) -> LineContent:
+        """Return columns and number of the rows, whose types are those of all values."""
+        table = self.parse(body, file, is_first=is_first, schema=None)
+        return LineContent(table.schema, table.num_rows)
 
     def unify(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return both columns; a document is one unit."""

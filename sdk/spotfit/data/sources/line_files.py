@@ -8,19 +8,29 @@ in which the byte of a line's end has other meanings, are one unit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.plans.read_ahead import calls_in_order
 from spotfit.data.sources.compression import compression_of, decompress
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
 UNIT_BYTES = 8 * 2**20
 """Length of a unit; a longer line makes a longer unit."""
 _ASCII_ENCODINGS = frozenset({"ascii", "utf8", "latin1", "iso88591", "cp1252", "windows1252"})
+
+
+class LineContent(NamedTuple):
+    """What lines contain."""
+
+    schema: pa.Schema
+    rows: int
 
 
 class LineParser(Protocol):
@@ -51,6 +61,10 @@ class LineParser(Protocol):
         """
         ...
 
+    def inspect(self, body: bytes, file: OpenFile, *, is_first: bool) -> LineContent:
+        """Return columns and number of the rows that `parse` returns without a schema."""
+        ...
+
     def unify(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return the columns of lines of one file, with types that hold the values of both."""
         ...
@@ -70,13 +84,20 @@ class LineFormat:
         return f"{self.parser.identity} {self.compression}"
 
     def inspect(self, file: OpenFile) -> FileContent:
-        """Parse the whole file to count the rows and to find the types of the columns."""
+        """Parse the whole file to count the rows and to find the types of the columns.
+
+        Ranges of lines are parsed in the threads of the inspection while the next one is read.
+        """
         schema: pa.Schema | None = None
         units = []
-        for start, body, size_bytes in self._ranges(file):
-            table = self._parse(body, file, start, None)
-            schema = table.schema if schema is None else self._unify(schema, table.schema, file)
-            units.append(FileUnit(start, table.num_rows, size_bytes))
+        tasks = (
+            (len(body), partial(self._inspect_range, body, file, start, size_bytes))
+            for start, body, size_bytes in self._ranges(file)
+        )
+        for unit, found in calls_in_order(tasks, threads=file.threads):
+            file.advance(unit.size_bytes)
+            schema = found if schema is None else self._unify(schema, found, file)
+            units.append(unit)
         return FileContent(pa.schema([]) if schema is None else schema, units)
 
     def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
@@ -85,14 +106,16 @@ class LineFormat:
         body = file.read(unit.position, unit.size_bytes) if is_divided else self._whole(file)
         return self._parse(body, file, unit.position, schema)
 
-    def _parse(self, body: bytes, file: OpenFile, start: int, schema: pa.Schema | None) -> pa.Table:
-        try:
+    def _inspect_range(
+        self, body: bytes, file: OpenFile, start: int, size_bytes: int
+    ) -> tuple[FileUnit, pa.Schema]:
+        with _parse_errors(file, start):
+            schema, rows = self.parser.inspect(body, file, is_first=start == 0)
+        return FileUnit(start, rows, size_bytes), schema
+
+    def _parse(self, body: bytes, file: OpenFile, start: int, schema: pa.Schema) -> pa.Table:
+        with _parse_errors(file, start):
             return self.parser.parse(body, file, is_first=start == 0, schema=schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-            raise ConfigError(
-                f"{file.path} cannot be parsed from byte {start} on: {error}",
-                do="Correct the file, or pass other options or types of columns.",
-            ) from error
 
     def _unify(self, first: pa.Schema, second: pa.Schema, file: OpenFile) -> pa.Schema:
         if first.equals(second):
@@ -121,9 +144,29 @@ class LineFormat:
         return file.read() if body is None else body
 
 
+@contextmanager
+def _parse_errors(file: OpenFile, start: int) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"{file.path} cannot be parsed from byte {start} on: {error}",
+            do="Correct the file, or pass other options or types of columns.",
+        ) from error
+
+
 def is_ascii_compatible(encoding: str) -> bool:
     """Whether the byte of a line's end has no other meaning in the encoding."""
-    return encoding.lower().replace("-", "").replace("_", "") in _ASCII_ENCODINGS
+    return _plain_name(encoding) in _ASCII_ENCODINGS
+
+
+def is_utf8(encoding: str) -> bool:
+    """Whether this is a name of UTF-8 without a byte order mark."""
+    return _plain_name(encoding) == "utf8"
+
+
+def _plain_name(encoding: str) -> str:
+    return encoding.lower().replace("-", "").replace("_", "")
 
 
 def split_lines(file: OpenFile, quote: bytes) -> Iterator[tuple[int, bytes]]:

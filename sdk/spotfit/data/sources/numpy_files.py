@@ -14,7 +14,7 @@ from numpy.lib import format as npy_format
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.column_arrays import column_from_values
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
 COLUMN = "data"
 UNIT_BYTES = 8 * 2**20

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.orc
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.range_reader import RangeReader
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.tensor_storage import decode_tensors, decoded_field, tensors_from_bytes
 from spotfit.data.source import DataFile
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
 _TAIL_BYTES = 64 * 2**10
 """First request of a file; most footers are shorter."""

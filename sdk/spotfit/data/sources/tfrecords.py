@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +14,9 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.crc32c import Words, crc32c
-from spotfit.data.formats.tf_examples import Features, decode_example, feature_type
+from spotfit.data.formats.tf_examples import Features, FeatureShape, decode_example, read_shapes
 from spotfit.data.sources.compression import decompress
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.range_reader import RangeReader
 
 _HEADER = struct.Struct("<QI")
@@ -45,21 +46,20 @@ class TfRecordFormat:
         return f"tfrecords {self.compression}"
 
     def inspect(self, file: OpenFile) -> FileContent:
-        """Read all headers, and decode the first records."""
+        """Read all headers, and those of the features of the first records."""
         body = decompress(file, self.compression)
-        if body is None:
-            records = [*_walk(file, RangeReader(file), file.size_bytes)]
-        else:
-            records = [*_walk(file, io.BytesIO(body), len(body))]
+        reader = RangeReader(file) if body is None else io.BytesIO(body)
+        size_bytes = file.size_bytes if body is None else len(body)
+        records: list[_Record] = []
+        shapes: list[dict[str, FeatureShape | None]] = []
+        for record in _walk(file, reader, size_bytes):
+            records.append(record)
+            if len(shapes) < SAMPLE_RECORDS:
+                shapes.append(_read_shapes(file, reader, record))
         units = _group(records)
         if body is not None:
             units = [FileUnit(0, len(records), file.size_bytes)] if records else []
-        sample = records[:SAMPLE_RECORDS]
-        if not sample:
-            return FileContent(pa.schema([]), [])
-        end = sample[-1].start + _HEADER.size + sample[-1].length + _FOOTER_BYTES
-        examples = self._decode(body or file.read(0, end), sample, file)
-        return FileContent(_find_schema(examples, file), units)
+        return FileContent(_find_schema(shapes, file), units)
 
     def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
         """Fetch a range of records, verify their CRCs and decode them."""
@@ -78,13 +78,34 @@ class TfRecordFormat:
         contents = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
         stored = [int.from_bytes(view[end : end + _FOOTER_BYTES], "little") for end in ends]
         _check(contents, stored, file)
-        try:
+        with _example_errors(file):
             return [decode_example(content) for content in contents]
-        except ValueError as error:
-            raise ConfigError(
-                f"{file.path} has records that are not tf.train.Example messages: {error}.",
-                do="Read it with read_binary_files() and decode the records in map_batches().",
-            ) from error
+
+
+def _read_shapes(
+    file: OpenFile, reader: io.RawIOBase | io.BytesIO, record: _Record
+) -> dict[str, FeatureShape | None]:
+    begin = record.start + _HEADER.size
+    try:
+        return read_shapes(reader, begin, begin + record.length)
+    except ValueError:
+        reader.seek(begin)
+        content = reader.read(record.length) or b""
+        stored = int.from_bytes(reader.read(_FOOTER_BYTES) or b"", "little")
+        _check([content], [stored], file)  # the record may be damaged
+        with _example_errors(file):
+            raise
+
+
+@contextmanager
+def _example_errors(file: OpenFile) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            f"{file.path} has records that are not tf.train.Example messages: {error}.",
+            do="Read it with read_binary_files() and decode the records in map_batches().",
+        ) from error
 
 
 def _walk(file: OpenFile, reader: io.RawIOBase | io.BytesIO, size_bytes: int) -> Iterator[_Record]:
@@ -129,19 +150,19 @@ def _mask(crc: Words) -> Words:
     return masked
 
 
-def _find_schema(examples: Sequence[Features], file: OpenFile) -> pa.Schema:
-    names = sorted({name for one in examples for name in one})
+def _find_schema(records: Sequence[Mapping[str, FeatureShape | None]], file: OpenFile) -> pa.Schema:
+    names = sorted({name for one in records for name in one})
     fields = []
     for name in names:
-        values = [one[name] for one in examples if one.get(name) is not None]
-        kinds = {feature_type(value) for value in values} or {pa.null()}
+        shapes = [shape for one in records if (shape := one.get(name)) is not None]
+        kinds = {shape.kind for shape in shapes} or {pa.null()}
         if len(kinds) > 1:
             raise ConfigError(
                 f"The feature {name!r} of {file.path} has values of several types: {kinds}.",
                 do="Write the files with one type for each feature.",
             )
         kind = kinds.pop()
-        is_single = bool(values) and all(len(value) == 1 for value in values)
+        is_single = bool(shapes) and all(shape.value_count == 1 for shape in shapes)
         fields.append(pa.field(name, kind if is_single else pa.list_(kind)))
     return pa.schema(fields)
 

@@ -22,7 +22,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.plans.transforms import BlockFunction
 from spotfit.data.sources.compression import decompress
-from spotfit.data.sources.file_source import FileContent, FileUnit, OpenFile
+from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.images import image_module
 from spotfit.data.sources.range_reader import RangeReader
 

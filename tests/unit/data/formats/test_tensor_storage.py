@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,35 @@ def test_tensors_written_by_ray_are_read_as_tensors(tmp_path: Path) -> None:
         column = pa.array(rows, kind(pa.float32()))
         write_with_metadata(column, metadata, tmp_path / f"{name}.parquet")
         assert_tensors(rows_of(source_of(read_parquet(tmp_path / f"{name}.parquet"))), TENSORS)
+
+
+class RegisteredTensor(pa.ExtensionType):  # type: ignore[misc]
+    """The type that Ray registers with Arrow in processes that import it."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.list_(pa.float32()), "ray.data.arrow_tensor_v2")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b"[2, 3]"
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, _storage: pa.DataType, _body: bytes) -> RegisteredTensor:
+        return cls()
+
+
+@pytest.fixture
+def _registered() -> Iterator[None]:
+    pa.register_extension_type(RegisteredTensor())
+    yield
+    pa.unregister_extension_type("ray.data.arrow_tensor_v2")
+
+
+@pytest.mark.usefixtures("_registered")
+def test_tensors_of_ray_are_the_same_where_ray_was_imported(tmp_path: Path) -> None:
+    column = pa.array([row.ravel().tolist() for row in TENSORS], pa.list_(pa.float32()))
+    write_with_metadata(column, ray_metadata("arrow_tensor_v2", [2, 3]), tmp_path / "a.parquet")
+    assert isinstance(pq.read_table(tmp_path / "a.parquet")["x"].type, RegisteredTensor)
+    assert_tensors(rows_of(source_of(read_parquet(tmp_path))), TENSORS)
 
 
 def test_ray_tensors_of_different_shapes_are_read_as_lists(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from spotfit.data.formats.tf_examples import decode_example
+from spotfit.data.formats.tf_examples import decode_example, read_shapes
 from tests.unit.data.tf_example_messages import encode_example
 
 
@@ -55,3 +59,52 @@ def test_an_incomplete_message_is_refused() -> None:
     for length in range(1, len(message)):
         with pytest.raises(ValueError, match="incomplete"):
             decode_example(message[:length])
+
+
+# --- Shapes ---------------------------------------------------------------------------------------
+
+UNPACKED = bytes.fromhex("0a0e0a0c0a016e12071a05080508ac02")
+"""As the first version of protobuf's language writes the numbers 5 and 300."""
+VALUES = st.one_of(
+    st.lists(st.binary(max_size=300)),
+    st.lists(st.integers(-(2**63), 2**63 - 1)),
+    st.lists(st.floats(width=32)),
+)
+
+
+def shapes_of(message: bytes) -> dict[str, tuple[pa.DataType, int] | None]:
+    """Return the shapes of a message that is within other bytes."""
+    before = b"before"
+    reader = io.BytesIO(before + message + b"after")
+    return dict(read_shapes(reader, len(before), len(before) + len(message)))
+
+
+def decoded_shapes(message: bytes) -> dict[str, tuple[pa.DataType, int] | None]:
+    kinds = {"list": pa.binary(), "float32": pa.float32(), "int64": pa.int64()}
+    return {
+        name: None
+        if values is None
+        else (kinds[str(getattr(values, "dtype", "list"))], len(values))
+        for name, values in decode_example(message).items()
+    }
+
+
+@given(features=st.dictionaries(st.text(max_size=200), VALUES))
+def test_shapes_are_those_of_the_values(features: dict[str, list[Any]]) -> None:
+    message = encode_example(features)
+    assert shapes_of(message) == decoded_shapes(message)
+
+
+def test_shapes_of_numbers_that_are_not_packed() -> None:
+    assert shapes_of(UNPACKED) == decoded_shapes(UNPACKED) == {"n": (pa.int64(), 2)}
+
+
+@given(body=st.binary(max_size=40))
+def test_shapes_of_other_bytes_are_refused_like_their_values(body: bytes) -> None:
+    try:
+        expected = decoded_shapes(body)
+    except ValueError:
+        with pytest.raises(ValueError, match=r".+"):
+            shapes_of(body)
+    else:
+        assert shapes_of(body) == expected

@@ -15,7 +15,7 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.source import Source
-from spotfit.data.sources.file_source import OpenFile
+from spotfit.data.sources.file_format import OpenFile
 
 
 def rows_of(source: Source) -> pa.Table:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from spotfit.data.files import FileSet, PathOptions, _Location
 from spotfit.data.sources import range_reader
-from spotfit.data.sources.file_source import OpenFile
+from spotfit.data.sources.file_format import OpenFile
 from spotfit.data.sources.range_reader import RangeReader
+from spotfit.store.local import MemoryStore
 from tests.unit.data.sources.source_suite import open_file
 
 
@@ -31,17 +33,62 @@ def test_reads_are_those_of_a_local_file(
             assert reader.tell() == expected.tell()
 
 
-def test_small_reads_share_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").write_bytes(bytes(1000))
-    requests = []
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return begin and length of all requests."""
+    found = []
     read = OpenFile.read
 
     def counted(self: OpenFile, start: int = 0, length: int | None = None) -> bytes:
-        requests.append(start)
-        return read(self, start, length)
+        body = read(self, start, length)
+        found.append((start, len(body)))
+        return body
 
     monkeypatch.setattr(OpenFile, "read", counted)
+    return found
+
+
+def test_small_reads_share_a_request(tmp_path: Path, requests: list[tuple[int, int]]) -> None:
+    (tmp_path / "a").write_bytes(bytes(1000))
     reader = RangeReader(open_file(tmp_path / "a"))
     while reader.read(10):
         pass
-    assert requests == [0]
+    assert requests == [(0, 1000)]
+
+
+def test_requests_of_a_sequential_reader_grow(
+    tmp_path: Path, requests: list[tuple[int, int]]
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(2**20))
+    reader = RangeReader(open_file(tmp_path / "a"))
+    while reader.read(1000):
+        pass
+    lengths = [length for _, length in requests]
+    assert lengths[:4] == [4096, 8192, 16384, 32768]
+    assert sum(lengths) < 1.1 * 2**20
+
+
+def test_large_gaps_are_skipped(tmp_path: Path, requests: list[tuple[int, int]]) -> None:
+    (tmp_path / "a").write_bytes(bytes(2**20))
+    reader = RangeReader(open_file(tmp_path / "a"))
+    for position in range(0, 2**20, 100_000):
+        reader.seek(position)
+        reader.read(12)
+    assert requests == [(position, 4096) for position in range(0, 2**20, 100_000)]
+
+
+def test_gaps_of_a_bucket_are_read_unless_they_take_longer_than_a_request(
+    requests: list[tuple[int, int]],
+) -> None:
+    store = MemoryStore()
+    store.put("a", bytes(12 * 2**20))
+    files = FileSet((_Location("a", store, "a"),), PathOptions())
+    (file,) = files.list_files()
+    for step, largest in ((2**19, 8 * 2**20), (2 * 2**20, 2**16)):
+        requests.clear()
+        reader = RangeReader(OpenFile(files, file))
+        for position in range(0, file.size_bytes, step):
+            reader.seek(position)
+            reader.read(12)
+        assert max(length for _, length in requests) <= largest
+        assert (sum(length for _, length in requests) < 2**20) == (step > 2**20)

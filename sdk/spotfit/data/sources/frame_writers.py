@@ -1,0 +1,206 @@
+"""Writers of Parquet files by the user's Dask, Spark, Daft, Ray or Modin, on its own cluster.
+
+Nothing is imported here: the caller has imported the library of the object that it passes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.store.url import RootUrl
+
+ROW_GROUP_BYTES = 8 * 2**20
+"""Decoded size of a row group, as that of `materialize`."""
+_UNKNOWN_WIDTH_BYTES = 256
+"""Assumed size of text, bytes and lists, where a library takes numbers of rows."""
+
+
+class FrameWriter(Protocol):
+    """Writes an object of another library as Parquet files."""
+
+    @property
+    def library(self) -> str:
+        """The name of the library, for messages and names of files."""
+        ...
+
+    def find_token(self) -> str | None:
+        """Return text that determines the rows, the same in every process; None if unknown."""
+        ...
+
+    def write(self, folder: RootUrl) -> Sequence[str] | None:
+        """Write all rows to files in a folder that does not exist yet.
+
+        Returns the names of the files in the order of the rows; None if that is the order of the
+        names. Raises what the library raises.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DaskWriter:
+    """Writes a file for each partition of a Dask DataFrame."""
+
+    frame: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    library = "dask"
+
+    def find_token(self) -> str | None:
+        """Return the hash of the graph, which covers the versions of the files that it reads."""
+        try:
+            return str(sys.modules["dask.base"].tokenize(self.frame, ensure_deterministic=True))
+        except RuntimeError:  # a part of the graph has no hash that other processes compute, too
+            return None
+
+    def write(self, folder: RootUrl) -> None:
+        """Call `to_parquet`, without the index."""
+        rows = _rows_per_group(self.frame.dtypes)
+        options = {"write_index": False, "row_group_size": rows, **self.options}
+        self.frame.to_parquet(fsspec_url(folder), name_function=_part_name, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class SparkWriter:
+    """Writes a file for each partition of a Spark DataFrame."""
+
+    frame: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    library = "spark"
+
+    def find_token(self) -> None:
+        """Return None: the hash of a plan does not cover the content of files."""
+
+    def write(self, folder: RootUrl) -> None:
+        """Call `DataFrame.write.parquet`, with the options of Spark's writer."""
+        options = {"parquet.block.size": ROW_GROUP_BYTES, **self.options}
+        self.frame.write.options(**options).parquet(spark_url(folder))
+
+
+@dataclass(frozen=True, eq=False)
+class DaftWriter:
+    """Writes the files of a Daft DataFrame."""
+
+    frame: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    library = "daft"
+
+    def find_token(self) -> None:
+        """Return None: the plan does not cover the content of files."""
+
+    def write(self, folder: RootUrl) -> list[str]:
+        """Call `write_parquet`; the names of the files are random."""
+        daft = sys.modules["daft"]
+        with daft.execution_config_ctx(parquet_target_row_group_size=ROW_GROUP_BYTES):
+            written = self.frame.write_parquet(hadoop_url(folder), **self.options)
+        return [path.rpartition("/")[2] for path in written.to_pydict()["path"]]
+
+
+@dataclass(frozen=True, eq=False)
+class RayWriter:
+    """Writes a file for each block of a dataset of Ray Data."""
+
+    frame: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    library = "ray"
+
+    def find_token(self) -> None:
+        """Return None: the plan has the names of functions, not their content."""
+
+    def write(self, folder: RootUrl) -> None:
+        """Call `write_parquet`, whose files have the numbers of the blocks in their names."""
+        schema = self.frame.schema()
+        rows = _rows_per_group(schema.types if schema is not None else ())
+        options = {"row_group_size": rows, **self.options}
+        self.frame.write_parquet(hadoop_url(folder), **options)
+
+
+@dataclass(frozen=True, eq=False)
+class ModinWriter:
+    """Writes a file for each row of partitions of a Modin DataFrame."""
+
+    frame: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    library = "modin"
+
+    def find_token(self) -> None:
+        """Return None: the rows are in the memory of the cluster."""
+
+    def write(self, folder: RootUrl) -> None:
+        """Call `to_parquet`, without the index."""
+        url = fsspec_url(folder)
+        if folder.scheme == "file":
+            Path(url).mkdir(parents=True)
+        rows = _rows_per_group(self.frame.dtypes)
+        self.frame.to_parquet(url, **{"index": False, "row_group_size": rows, **self.options})
+
+
+def check_frame(function: str, value: Any, package: str, kind: str) -> None:
+    """Raise `ConfigTypeError` if `value` is not an instance of this class of a package."""
+    for one in type(value).__mro__:
+        if one.__name__ == kind and one.__module__.partition(".")[0] == package:
+            return
+    raise ConfigTypeError(
+        f"{function}() has a {type(value).__module__}.{type(value).__qualname__}.",
+        do=f"Pass a {kind} of {package}; of a Series, the result of its to_frame().",
+    )
+
+
+# --- Addresses ------------------------------------------------------------------------------------
+
+
+def check_can_write(library: str, folder: RootUrl) -> None:
+    """Raise `ConfigError` if other processes cannot write to this address."""
+    if folder.scheme == "memory":
+        raise ConfigError(
+            f"{library} cannot write rows to {folder}, the memory of this process.",
+            do="Pass path= with the URL of a folder in a bucket.",
+        )
+
+
+def spark_url(folder: RootUrl) -> str:
+    """Return the address of a folder as Spark and its Hadoop connectors write it."""
+    if folder.scheme == "file":  # a path without a scheme is one of the cluster's default storage
+        return f"file://{folder.path}"
+    return hadoop_url(folder).replace("s3://", "s3a://", 1)
+
+
+def hadoop_url(folder: RootUrl) -> str:
+    """Return the address of a folder as Daft, Ray and Hadoop's connector for Azure write it."""
+    if folder.scheme == "az":
+        host = f"{folder.account}.dfs.core.windows.net"
+        return f"abfss://{folder.bucket}@{host}/{folder.prefix}"
+    return fsspec_url(folder)
+
+
+def fsspec_url(folder: RootUrl) -> str:
+    """Return the address of a folder as Dask and Modin write it; a path of a local one."""
+    return folder.path if folder.scheme == "file" else f"{folder.scheme}://{folder.path}"
+
+
+# --- Row groups -----------------------------------------------------------------------------------
+
+
+def _part_name(partition: int) -> str:
+    return f"part-{partition:08d}.parquet"  # the order of the names is that of the partitions
+
+
+def _rows_per_group(types: Iterable[Any]) -> int:
+    """Return how many rows of columns of these types have about `ROW_GROUP_BYTES`."""
+    return max(1, ROW_GROUP_BYTES // max(1, sum(_width_bytes(kind) for kind in types)))
+
+
+def _width_bytes(kind: Any) -> int:
+    """Return the size of a value of a type of NumPy, pandas or Arrow, or of a tensor of Ray."""
+    if shape := getattr(kind, "shape", None):
+        return int(math.prod(shape)) * _width_bytes(getattr(kind, "scalar_type", None))
+    if getattr(kind, "kind", "O") in "biufcmM":
+        return int(kind.itemsize)
+    try:
+        return -(-int(kind.bit_width) // 8)
+    except (AttributeError, ValueError, TypeError):  # not a type of Arrow, or not of a fixed size
+        return _UNKNOWN_WIDTH_BYTES
