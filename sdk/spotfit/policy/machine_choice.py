@@ -182,8 +182,8 @@ def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> floa
     tokens = _tokens_of(view, offer.name)
     if any(has_machines(state, token) or _is_billed(view, token) for token in tokens):
         return None
-    # An agent has just disconnected: until its machine is recorded as lost, the backend's status
-    # may be older than the agent.
+    # An agent has just disconnected, or its loss was recorded: the backend's status of the other
+    # machines may be older than the agent.
     if any(_had_agent(view, state, token) for token in tokens):
         return None
     record = view.market.record_of(offer.name)
@@ -220,7 +220,10 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
 
 
 def _had_agent(view: View, state: LeaderState, token: Token) -> bool:
-    """Whether an agent has been connected that ran on a machine which is not lost."""
+    """Whether an agent has been connected whose machine is not lost, or was not when the backend
+    reported its last status."""
+    if state.status_as_of.get(token, -math.inf) < state.agent_lost_at.get(token, -math.inf):
+        return True
     nodes = view.groups[token].active_nodes
     return any((token, node) in state.last_agent_by_node for node in nodes)
 
