@@ -70,7 +70,9 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         if elastic_choice.is_waiting_for_agents(view, state, now):
             return view.market.choice
         offers = _elastic_offers(view, state, candidates, now)
-        return elastic_choice.choose_group(view, goal, offers) if offers else view.market.choice
+        if not offers:
+            return view.market.choice
+        return elastic_choice.choose_group(elastic_choice.observe_group(view), goal, offers)
     running = _running_offer(view, state, candidates, now)
     chosen = _choose(view, goal, candidates, running)
     if chosen.offer is None:
