@@ -171,7 +171,8 @@ def is_in_network(view: View, state: LeaderState, offer: Offer) -> bool:
 
 
 def is_waiting_for_agents(view: View, state: LeaderState, now: float) -> bool:
-    """Whether agents of the last round may still connect to the leader, or be recorded as lost.
+    """Whether agents may still connect to the leader, or be recorded as lost: those of the last
+    round, and those with a preemption notice, whose machines a new leader does not know.
 
     Their machines may run or not: a choice would be changed back as soon as that is known.
     """
@@ -184,16 +185,21 @@ def is_waiting_for_agents(view: View, state: LeaderState, now: float) -> bool:
         and one.token in view.groups
         and view.groups[one.token].is_node_active(one.node)
     ]
+    known = state.members.keys() | view.lost_agents | set(state.last_agent_by_node.values())
     since = max([state.phase.since, state.leading_since, *state.disconnected_since.values()])
     is_recent = now - since <= view.spec.timing.rejoin_timeout_s
-    return bool(missing) and is_recent and not state.is_headless
+    is_expected = bool(missing) or not view.notices.keys() <= known
+    return is_expected and is_recent and not state.is_headless
 
 
 def _leaving_nodes(view: View, state: LeaderState) -> set[tuple[Token, int]]:
-    """Machines of the last round whose agents have disconnected after a preemption notice."""
+    """Machines whose agents have disconnected after a preemption notice."""
     assignments = view.last_round.assignments if view.last_round else ()
+    agents = {(one.token, one.node): one.agent for one in assignments} | dict(
+        state.last_agent_by_node
+    )
     connected = {(one.member.token, one.member.node) for one in state.members.values()}
-    return {(one.token, one.node) for one in assignments if one.agent in view.notices} - connected
+    return {node for node, agent in agents.items() if agent in view.notices} - connected
 
 
 def _limited_s(
