@@ -35,7 +35,7 @@ from spotfit_localsim.virtual.deadline_market import (
     production_policy,
     run_job,
 )
-from spotfit_localsim.virtual.elastic_market import ElasticJob, run_elastic_job
+from spotfit_localsim.virtual.elastic_market import CapacityOffer, ElasticJob, run_elastic_job
 from spotfit_localsim.virtual.recorded_market import (
     MarketRecording,
     market_grid,
@@ -222,17 +222,19 @@ def _elastic_results(
             unit_s=fixed.unit_s,
             tick=fixed.tick,
             boot=fixed.boot,
-            loss_pause=max(1, round(LOSS_PAUSE_S / fixed.unit_s)),
-            growth_pause=max(1, round(GROWTH_PAUSE_S / fixed.unit_s)),
+            loss_pause=LOSS_PAUSE_S / fixed.unit_s,
+            growth_pause=GROWTH_PAUSE_S / fixed.unit_s,
             work=fixed.work,
             deadline=fixed.deadline,
-            min_machines=least,
-            max_machines=one.machines,
-            capacity=capacity,
-            price_ratio=ratio,
+            min_workers=least,
+            max_workers=one.machines,
+            offers=(
+                CapacityOffer(market=Market.SPOT, usd_per_hour=1.0, capacity=capacity),
+                CapacityOffer(market=Market.ON_DEMAND, usd_per_hour=ratio),
+            ),
         )
         elastic = run_elastic_job(job)
-        yield name, (elastic.cost / bound, elastic.is_late)
+        yield name, (elastic.usd / bound, elastic.is_late)
 
 
 # --- Adversarial markets --------------------------------------------------------------------------

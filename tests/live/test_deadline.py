@@ -13,7 +13,13 @@ import pytest
 import spotfit
 from spotfit.client.run_handle import attach
 from spotfit.core.errors import BudgetExhaustedError
-from spotfit.model.events import MachinesChosen
+from spotfit.model.events import (
+    CheckpointCommitted,
+    GroupSubmitted,
+    MachinesChosen,
+    RoundClosed,
+    RoundOpened,
+)
 from spotfit_localsim.clouds.spot_cloud import SpotCloud
 from tests.house.tree import ROOT
 from tests.live.cloud import events_of
@@ -38,24 +44,24 @@ def cloud(example: Any, tmp_path: Path) -> Iterator[SpotCloud]:
 
 
 def billed_s(cloud: SpotCloud) -> Counter[str]:
-    """Machine-seconds in the books of the cloud, by offer."""
+    """Machine-seconds in the books of the cloud, by market."""
     billed: Counter[str] = Counter()
     for machine in cloud.machines():
         assert machine["ended_at_s"] is not None, "the cloud bills it still"
-        billed[f"plain/{machine['market']}"] += machine["ended_at_s"] - machine["created_at_s"]
+        billed[machine["market"]] += machine["ended_at_s"] - machine["created_at_s"]
     return billed
 
 
 def recorded_s(cost: spotfit.Bill) -> Counter[str]:
-    return Counter({offer.offer: offer.machine_s for offer in cost.offers})
+    return Counter({offer.market.value: offer.machine_s for offer in cost.offers})
 
 
 def assert_same_bill(cost: spotfit.Bill, cloud: SpotCloud) -> None:
     books, record = billed_s(cloud), recorded_s(cost)
     assert books.keys() == record.keys()
-    for offer, seconds in books.items():
-        machines = sum(f"plain/{one['market']}" == offer for one in cloud.machines())
-        assert abs(record[offer] - seconds) <= TOLERANCE_S * machines
+    for market, seconds in books.items():
+        machines = sum(one["market"] == market for one in cloud.machines())
+        assert abs(record[market] - seconds) <= TOLERANCE_S * machines
     assert cost.is_final
 
 
@@ -73,6 +79,36 @@ def test_a_run_falls_back_to_on_demand_machines_and_returns(example: Any, cloud:
     assert markets == ["spot", "on_demand", "spot"]
     on_demand, last = cloud.machines()[1:]
     assert last["started_at_s"] < on_demand["ended_at_s"], "the new machine starts first"
+    assert_same_bill(result.cost, cloud)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["aws_batch", "gcp_batch"])
+def test_a_move_to_cheaper_machines_starts_them_before_the_others_end(
+    example: Any, tmp_path: Path, name: str
+) -> None:
+    """On-demand machines train while the cheaper spot machine starts; no step is repeated."""
+    cloud = example.open_cloud(tmp_path / "cloud", name)
+    try:
+        cloud.set_capacity(0)
+        result = example.fit(cloud, steps=150)
+        assert_is_start_first(result, cloud)
+    finally:
+        cloud.close()
+
+
+def assert_is_start_first(result: spotfit.Result, cloud: SpotCloud) -> None:
+    assert result.return_value == 150
+    old, new = cloud.machines()
+    assert (old["market"], new["market"]) == ("on_demand", "spot")
+    assert new["started_at_s"] < old["ended_at_s"]
+    events = events_of(f"{cloud.storage_path}/deadline")
+    planned = max(n for n, event in enumerate(events) if isinstance(event, GroupSubmitted))
+    moved = next(n for n, event in enumerate(events) if isinstance(event, RoundClosed))
+    trained = [event for event in events[planned:moved] if isinstance(event, CheckpointCommitted)]
+    assert trained, "the on-demand machine trains while the spot machine starts"
+    rounds = [event.round for event in events if isinstance(event, RoundOpened)]
+    assert [one.checkpoint_name for one in rounds] == [None, trained[-1].name]
     assert_same_bill(result.cost, cloud)
 
 

@@ -95,7 +95,8 @@ class JobResult:
     """The end of a simulated job."""
 
     usd: float
-    finished_at: int
+    finished_at: float
+    """In units."""
     is_late: bool
     is_finished: bool = True
 

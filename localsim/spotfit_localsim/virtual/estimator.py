@@ -1,9 +1,10 @@
-"""Replays jobs on recorded markets with the production policy, for `trainer.estimate()`.
+"""Replays jobs on recorded markets with the production policies, for `trainer.estimate()`.
 
 Every recording in turn is the market of the first spot offer; further offers have the next
 recordings of the same set. Jobs start at times that are evenly distributed over the recording,
 which continues at its beginning after its end. Machines are available while the recording has as
-many as the job needs, or all of its own if it never has as many.
+many as the job needs, or all of its own if it never has as many. An elastic group gets a part of
+its machines while the recording has a part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from spotfit.core.errors import ConfigError
 from spotfit.model.offer import Market
-from spotfit.model.replay import ReplayedJob, ReplayOutcome
+from spotfit.model.replay import ReplayedGroup, ReplayedJob, ReplayOutcome
 from spotfit.policy.offer_choice import choose_spot_offer, choose_without_waiting
 from spotfit_localsim.traces import BUNDLED_RECORDINGS, read_trace
 from spotfit_localsim.virtual.deadline_market import (
@@ -27,6 +28,7 @@ from spotfit_localsim.virtual.deadline_market import (
     production_policy,
     run_job,
 )
+from spotfit_localsim.virtual.elastic_market import CapacityOffer, ElasticJob, run_elastic_job
 from spotfit_localsim.virtual.recorded_market import (
     MarketRecording,
     market_grid,
@@ -40,6 +42,9 @@ MIN_RECORDINGS = 3
 """Recordings in which a job starts, at least."""
 LIMIT_FACTOR = 10
 """A job ends after this many times its training time, but not before it saw all of a recording."""
+
+_ELASTIC_WEIGHT = 5.0
+"""Computing time of an elastic job, in that of one of fixed size."""
 
 
 class RecordedMarkets:
@@ -102,16 +107,26 @@ class RecordedMarkets:
 
 
 def _decisions(job: ReplayedJob, one: MarketRecording) -> float:
-    """About how often the policy chooses: once per tick, without machines once per unit."""
+    """About how many choices of a job of fixed size cost as much computing time.
+
+    One per tick, without machines one per unit.
+    """
     waiting = market_grid(one.tick_s, job.changeover_s).tick / 10
-    return (job.deadline_s or 2 * job.work_s) / one.tick_s * (1 + waiting)
+    ticks = (job.deadline_s or 2 * job.work_s) / one.tick_s
+    return ticks * (1 + waiting) * (1 if job.group is None else _ELASTIC_WEIGHT)
 
 
 def _outcome(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -> ReplayOutcome:
-    replayed = market_job(job, zones, start)
-    limit = _limit(zones, replayed.tick, replayed.work + replayed.boot)
-    result = run_job(replayed, policy_of(job), limit=limit)
-    finish_s = result.finished_at * replayed.unit_s if result.is_finished else None
+    grid = market_grid(zones[0].tick_s, job.changeover_s)
+    if job.group is None:
+        fixed = market_job(job, zones, start)
+        limit = _limit(zones, fixed.tick, fixed.work + fixed.boot)
+        result = run_job(fixed, policy_of(job), limit=limit)
+    else:
+        elastic = elastic_job(job, job.group, zones, start)
+        limit = _limit(zones, elastic.tick, math.ceil(elastic.work + elastic.boot))
+        result = run_elastic_job(elastic, limit=limit)
+    finish_s = result.finished_at * grid.unit_s if result.is_finished else None
     is_late = job.deadline_s is not None and (finish_s is None or result.is_late)
     if finish_s is not None and job.deadline_s is not None and not is_late:
         finish_s = min(finish_s, job.deadline_s)  # the units of the job are rounded
@@ -141,7 +156,10 @@ def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -
             offer.usd_per_hour,
             ()
             if offer.market is Market.ON_DEMAND
-            else _availability(offer.machines, zones, next(spot), start, ticks),
+            else tuple(
+                count == offer.machines
+                for count in _capacity(offer.machines, zones, next(spot), start, ticks)
+            ),
         )
         for offer in job.offers
     )
@@ -155,24 +173,64 @@ def market_job(job: ReplayedJob, zones: Sequence[MarketRecording], start: int) -
     )
 
 
+def elastic_job(
+    job: ReplayedJob, group: ReplayedGroup, zones: Sequence[MarketRecording], start: int
+) -> ElasticJob:
+    """Return the job of an elastic group on these zones, as `market_job`."""
+    grid = market_grid(zones[0].tick_s, job.changeover_s)
+    unit_s = grid.unit_s
+    work, boot = job.work_s / unit_s, job.changeover_s / unit_s
+    deadline = None if job.deadline_s is None else job.deadline_s / unit_s
+    longest = _limit(zones, grid.tick, math.ceil(work + boot))
+    ticks = max(longest, math.ceil(deadline or 0)) // grid.tick + 1
+    spot = itertools.count()
+    offers = tuple(
+        CapacityOffer(
+            market=offer.market,
+            usd_per_hour=offer.usd_per_hour / offer.machines,
+            capacity=()
+            if offer.market is Market.ON_DEMAND
+            else _capacity(offer.machines, zones, next(spot), start, ticks),
+            slots=offer.slots,
+            network=offer.network,
+        )
+        for offer in job.offers
+    )
+    return ElasticJob(
+        unit_s=unit_s,
+        tick=grid.tick,
+        boot=boot,
+        loss_pause=group.loss_pause_s / unit_s,
+        growth_pause=group.growth_pause_s / unit_s,
+        work=work,
+        deadline=deadline,
+        min_workers=group.min_workers,
+        max_workers=group.max_workers,
+        offers=offers,
+    )
+
+
 def _limit(zones: Sequence[MarketRecording], tick: int, least: int) -> int:
     """Units after which the job ends; `least` is how many it takes without outages."""
     recorded = max(len(one.counts) for one in zones) * tick
     return max(LIMIT_FACTOR * least, recorded + least)
 
 
-def _availability(
+def _capacity(
     machines: int, zones: Sequence[MarketRecording], number: int, start: int, ticks: int
-) -> tuple[bool, ...]:
-    """Whether the offer with this number is available, by tick."""
+) -> tuple[int, ...]:
+    """How many of the machines the offer with this number has, by tick.
+
+    Of a recording that never has as many, its share of them.
+    """
     zone = zones[number]
-    needed = min(machines, zone.machines)
     # A recording that is used for several offers has different times for each.
     same = [n for n, other in enumerate(zones) if other is zone]
     shift = same.index(number) * len(zone.counts) // len(same)
     at = (start + shift) % len(zone.counts)
-    available = tuple(count >= needed for count in zone.counts)
-    return (available[at:] + available * (ticks // len(available) + 1))[:ticks]
+    most = min(machines, zone.machines)
+    counts = tuple(min(count, most) * machines // most for count in zone.counts)
+    return (counts[at:] + counts * (ticks // len(counts) + 1))[:ticks]
 
 
 def policy_of(job: ReplayedJob) -> JobPolicy:

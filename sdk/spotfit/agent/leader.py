@@ -509,6 +509,7 @@ class Leader:
                 if agent not in roster.members
             },
             loss_recorded_at=roster.loss_recorded_at,
+            agent_lost_at=roster.agent_lost_at,
             has_unfinished_writes=self._has_unfinished_writes,
             has_unwritten_logs=self._services.node_services.has_unwritten_logs,
             group_statuses=reconciler.group_statuses,

@@ -39,6 +39,8 @@ class Roster:
         """The last agent that joined from each machine (group token and node index)."""
         self.loss_recorded_at: dict[Token, float] = {}
         """When the loss of a machine was last recorded in the journal, by group token."""
+        self.agent_lost_at: dict[Token, float] = {}
+        """The same for machines whose agents had joined."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
         """Add an agent that has connected to the leader, with the state that its `Join` reports.
@@ -88,6 +90,7 @@ class Roster:
             self.last_agent_by_node.pop((token, node), None)
         if agent is not None:
             self.disconnected_since.pop(agent, None)
+            self.agent_lost_at = {**self.agent_lost_at, token: now}
 
     def touch(self, agent: AgentId, now: float) -> MemberStatus | None:
         """Record that a message of the agent arrived at `now`.

@@ -22,6 +22,10 @@ def estimate(
         str, typer.Option(help="The backend to rent from; default: that of fit().")
     ] = "",
     workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
+    min_workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Smallest number of workers of an elastic group."),
+    ] = None,
     gpu: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--gpu", help="Each worker needs a GPU.")
     ] = False,
@@ -32,6 +36,10 @@ def estimate(
     ] = "",
     changeover: Annotated[
         str, typer.Option(help="Time from a loss to new progress; default: that of the backend.")
+    ] = "",
+    restart: Annotated[
+        str,
+        typer.Option(help="How long a change of an elastic group interrupts it; default: 2m."),
     ] = "",
     recordings: Annotated[
         Path | None,
@@ -56,11 +64,15 @@ def estimate(
     }
     trainer = DataParallelTrainer(
         _train_nothing,
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
+        scaling_config=ScalingConfig(
+            num_workers=workers if min_workers is None else (min_workers, workers), use_gpu=gpu
+        ),
         run_config=RunConfig(**limits),
         provisioner=provisioner or None,
     )
-    result = trainer.estimate(changeover=changeover or None, recordings=recordings)
+    result = trainer.estimate(
+        changeover=changeover or None, restart=restart or None, recordings=recordings
+    )
     if as_json:
         render.json_lines([json_fields.of_estimate(result)])
     else:

@@ -156,8 +156,10 @@ def of_estimate(estimate: Estimate) -> dict[str, Any]:
     limits = estimate.limits
     return {
         "workers": estimate.workers,
+        "min_workers": estimate.min_workers,
         "training_time_s": limits.training_time_s,
         "changeover_s": limits.changeover_s,
+        "restart_s": limits.restart_s,
         "deadline_s": limits.deadline_s,
         "budget_usd": limits.budget_usd,
         "uses_on_demand": limits.uses_on_demand,

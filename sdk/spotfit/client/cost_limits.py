@@ -27,6 +27,8 @@ class OfferPlan(NamedTuple):
 
     offer: Offer
     machines: int
+    slots: int = 1
+    """Workers per machine."""
 
     @property
     def usd_per_hour(self) -> float:

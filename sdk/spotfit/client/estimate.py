@@ -25,6 +25,8 @@ class EstimateLimits:
     budget_usd: float | None = None
     changeover_s: float
     """From the loss of machines to new progress, including the work that is repeated."""
+    restart_s: float
+    """For which machines that leave or join an elastic group interrupt the others."""
     uses_on_demand: bool
     """Whether the run may rent on-demand machines."""
     fallback: str | None = None
@@ -61,6 +63,8 @@ class Estimate:
     """What a run is expected to cost, and when it is expected to finish. `print()` shows it."""
 
     workers: int
+    min_workers: int
+    """Less than `workers` for an elastic group."""
     limits: EstimateLimits
     earliest_deadline_s: float | None
     """The nearest deadline that on-demand machines guarantee if they arrive within the changeover
@@ -232,10 +236,11 @@ def _heading(estimate: Estimate) -> str:
         "" if limits.deadline_s is None else f", deadline in {format_seconds(limits.deadline_s)}"
     )
     budget = "" if limits.budget_usd is None else f", budget {format_usd(limits.budget_usd)}"
-    return (
-        f"{format_count(estimate.workers, 'worker')}, {format_seconds(limits.training_time_s)} of "
-        f"training{deadline}{budget}"
-    )
+    workers = format_count(estimate.workers, "worker")
+    if estimate.min_workers < estimate.workers:
+        workers = f"{estimate.min_workers} to {workers}"
+    training = f"{format_seconds(limits.training_time_s)} of training"
+    return f"{workers}, {training}{deadline}{budget}"
 
 
 def _rounded_up(seconds: float) -> str:

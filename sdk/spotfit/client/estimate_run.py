@@ -28,16 +28,25 @@ from spotfit.client.estimate import (
 from spotfit.client.request import FitRequest, largest_group, plan_group
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, RunCancelledError
-from spotfit.core.units import parse_seconds
+from spotfit.core.units import format_seconds, parse_seconds
 from spotfit.host import plugins, system
 from spotfit.model.offer import Market, Offer
-from spotfit.model.replay import MarketReplay, ReplayedJob, ReplayedOffer, ReplayOutcome
+from spotfit.model.replay import (
+    MarketReplay,
+    ReplayedGroup,
+    ReplayedJob,
+    ReplayedOffer,
+    ReplayOutcome,
+)
+from spotfit.model.spec import RunTiming
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import list_offers
 
 ENTRY_POINT_GROUP = "spotfit.estimators"
 ASSUMED_PRICE_RATIO = 3.0
 """On-demand price divided by spot price, for the times of offers without prices."""
+ASSUMED_RESTART_S = 120.0
+"""For which an elastic group restarts, with the steps that are repeated; a run measures it."""
 # Bounds of the computing time: about two seconds for the run, one for the table.
 _MAX_DECISIONS = 100_000
 _MAX_TABLE_DECISIONS = 40_000
@@ -54,6 +63,7 @@ def estimate_request(
     settings: Mapping[str, Any],
     *,
     changeover: Duration | None = None,
+    restart: Duration | None = None,
     recordings: str | PathLike[str] | None = None,
 ) -> Estimate:
     """Return the estimate of a request; lists offers of its backend, rents nothing.
@@ -67,25 +77,22 @@ def estimate_request(
     folder = None if recordings is None else Path(recordings)
     markets: MarketReplay = plugins.load(ENTRY_POINT_GROUP, "recorded")(folder)
     provisioner = plan_group(request).provisioner
-    limits = estimate_limits(request.run, provisioner.traits, changeover)
+    limits = estimate_limits(request.run, provisioner.traits, changeover, restart)
     listing = list_offers(provisioner, largest_group(request))
-    plans = [
-        OfferPlan(offer, provisioner.plan(largest_group(request, offer)).num_nodes)
-        for offer in listing.offers
-    ]
-    estimate = compute_estimate(plans, limits, markets)
-    workers = request.scaling.max_workers
-    remarks = (*listing.remarks, *estimate.remarks)
-    if request.scaling.min_workers < workers:
-        remarks += (
-            f"The elastic group is estimated with {workers} workers all the time. A run also "
-            "trains with fewer of them, which costs less with most deadlines.",
-        )
-    return replace(estimate, workers=workers, remarks=remarks)
+    planned = [(one, provisioner.plan(largest_group(request, one))) for one in listing.offers]
+    plans = [OfferPlan(offer, plan.num_nodes, plan.slots_per_node) for offer, plan in planned]
+    scaling = request.scaling
+    estimate = compute_estimate(
+        plans, limits, markets, min_workers=scaling.min_workers, max_workers=scaling.max_workers
+    )
+    return replace(estimate, remarks=(*listing.remarks, *estimate.remarks))
 
 
 def estimate_limits(
-    run: RunConfig, traits: Traits, changeover: Duration | None = None
+    run: RunConfig,
+    traits: Traits,
+    changeover: Duration | None = None,
+    restart: Duration | None = None,
 ) -> EstimateLimits:
     """Return what is estimated for a run. Raises `ConfigError` without a training time."""
     # The clock of this computer: the storage need not be accessible.
@@ -96,41 +103,71 @@ def estimate_limits(
             do="Pass estimate(training_time='40h') or RunConfig(training_time_s='40h'): the "
             "duration with all workers, if no machine is lost.",
         )
-    changeover_s = limits.changeover_s
-    if isinstance(changeover, timedelta):
-        changeover_s = changeover.total_seconds()
-    elif changeover is not None:
-        changeover_s = parse_seconds(changeover, setting=f"changeover={changeover!r}")
-    if not 0 < changeover_s < math.inf:
-        raise ConfigError(
-            f"changeover={changeover!r} must be greater than 0.",
-            do="Pass the time from a loss of machines to new progress, such as '10m'.",
-        )
     return EstimateLimits(
         training_time_s=limits.training_time_s,
         deadline_s=limits.deadline_s,
         budget_usd=limits.budget_usd,
-        changeover_s=changeover_s,
+        changeover_s=_positive_s(
+            changeover,
+            limits.changeover_s,
+            setting="changeover",
+            do="Pass the time from a loss of machines to new progress, such as '10m'.",
+        ),
+        restart_s=_positive_s(
+            restart,
+            ASSUMED_RESTART_S,
+            setting="restart",
+            do="Pass the time for which an elastic group restarts, such as '2m'.",
+        ),
         uses_on_demand=limits.uses_on_demand,
         fallback=run.fallback,
     )
+
+
+def _positive_s(value: Duration | None, default_s: float, *, setting: str, do: str) -> float:
+    """Return a duration in seconds. Raises `ConfigError` if it is not positive and finite."""
+    if value is None:
+        return default_s
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    else:
+        seconds = parse_seconds(value, setting=f"{setting}={value!r}")
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"{setting}={value!r} must be greater than 0.", do=do)
+    return seconds
 
 
 # --- The arithmetic -------------------------------------------------------------------------------
 
 
 def compute_estimate(
-    plans: Sequence[OfferPlan], limits: EstimateLimits, markets: MarketReplay
+    plans: Sequence[OfferPlan],
+    limits: EstimateLimits,
+    markets: MarketReplay,
+    *,
+    min_workers: int,
+    max_workers: int,
 ) -> Estimate:
-    """Return the estimate of a run on these offers and markets."""
+    """Return the estimate of a run on these offers and markets.
+
+    The plans are those of `max_workers`; with fewer `min_workers` the group is elastic.
+    """
+    group = None
+    if min_workers < max_workers:
+        group = ReplayedGroup(
+            min_workers=max(1, min_workers),
+            max_workers=max_workers,
+            loss_pause_s=RunTiming().lease_timeout_s + limits.restart_s,
+            growth_pause_s=limits.restart_s,
+        )
     used = _used_offers(plans, limits)
-    job = _replayed_job(used, limits)
+    job = _replayed_job(used, limits, group)
     outcomes = markets.replay(job, max_decisions=_MAX_DECISIONS)
     is_priced = all(one.offer.price for one in used)
     costs = sorted(_finished(one, one.usd) for one in outcomes) if is_priced else []
 
     def replay_mean(others: Sequence[OfferPlan], share: float) -> float:
-        other = _replayed_job(others, limits)
+        other = _replayed_job(others, limits, group)
         if other == job:
             return statistics.fmean(costs)
         replayed = markets.replay(other, max_decisions=int(_MAX_TABLE_DECISIONS * share))
@@ -142,7 +179,8 @@ def compute_estimate(
     is_late = [one.is_late for one in outcomes]
     can_fall_back = limits.fallback != "never" and bool(_on(Market.ON_DEMAND, plans))
     return Estimate(
-        workers=0,
+        workers=max_workers,
+        min_workers=min_workers,
         limits=limits,
         earliest_deadline_s=hours * 3600 if can_fall_back else None,
         worst_case_usd=max(*costs, on_demand_usd) if costs else None,
@@ -154,7 +192,7 @@ def compute_estimate(
         replays=len(outcomes),
         unfinished_share=sum(one.finish_s is None for one in outcomes) / len(outcomes),
         as_of_ms=system.wall_ms(),
-        remarks=(*markets.remarks, *_price_remarks(plans, used)),
+        remarks=(*markets.remarks, *_price_remarks(plans, used), *_group_remarks(group)),
     )
 
 
@@ -172,7 +210,9 @@ def _priced(plans: list[OfferPlan]) -> list[OfferPlan]:
     return [one for one in plans if one.offer.price] or plans
 
 
-def _replayed_job(used: Sequence[OfferPlan], limits: EstimateLimits) -> ReplayedJob:
+def _replayed_job(
+    used: Sequence[OfferPlan], limits: EstimateLimits, group: ReplayedGroup | None
+) -> ReplayedJob:
     known = {
         market: min((one.usd_per_hour for one in _on(market, used) if one.offer.price), default=0.0)
         for market in Market
@@ -188,12 +228,15 @@ def _replayed_job(used: Sequence[OfferPlan], limits: EstimateLimits) -> Replayed
                 market=one.offer.market,
                 machines=one.machines,
                 usd_per_hour=one.usd_per_hour if one.offer.price else assumed[one.offer.market],
+                slots=one.slots,
+                network=one.offer.network,
             )
             for one in used
         ),
         work_s=limits.training_time_s,
         changeover_s=limits.changeover_s,
         deadline_s=limits.deadline_s,
+        group=group,
     )
 
 
@@ -264,6 +307,16 @@ def _price_remarks(plans: Sequence[OfferPlan], used: Sequence[OfferPlan]) -> lis
         f"The cost is unknown, because these prices are: {', '.join(unknown)}. The times assume "
         f"on-demand machines at {ASSUMED_PRICE_RATIO:g} times the price of spot ones; the option "
         "`prices` of the backend states prices."
+    ]
+
+
+def _group_remarks(group: ReplayedGroup | None) -> list[str]:
+    if group is None:
+        return []
+    restart = format_seconds(group.growth_pause_s)
+    return [
+        f"Machines that leave or join the elastic group interrupt it for {restart}; `restart` "
+        "states another time."
     ]
 
 

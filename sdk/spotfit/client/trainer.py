@@ -161,6 +161,7 @@ class DataParallelTrainer:
         deadline: Duration | datetime | None = None,
         budget_usd: float | None = None,
         changeover: Duration | None = None,
+        restart: Duration | None = None,
         recordings: str | PathLike[str] | None = None,
     ) -> Estimate:
         """Return expected cost, duration and the guarantee of the deadline. Rents nothing.
@@ -168,9 +169,10 @@ class DataParallelTrainer:
         Lists the offers of the backend with their prices, and replays recorded spot markets with
         the policy that schedules runs. `training_time` is the duration with all workers if no
         machine is lost. It, `deadline` and `budget_usd` replace those of `RunConfig`. `changeover`
-        is the time from a loss to new progress, by default that of the backend. `recordings` is a
-        folder of other recorded markets, whose outages and lifetimes then apply. Raises
-        `ConfigError`.
+        is the time from a loss to new progress, by default that of the backend. `restart` is how
+        long machines that leave or join an elastic group interrupt it, by default two minutes.
+        `recordings` is a folder of other recorded markets, whose outages and lifetimes then apply.
+        Raises `ConfigError`.
         """
         if self.scaling_config.num_workers == 0:
             raise ConfigError(
@@ -186,7 +188,11 @@ class DataParallelTrainer:
             "budget_usd": budget_usd,
         }
         return estimate_request(
-            self._build_request(), settings, changeover=changeover, recordings=recordings
+            self._build_request(),
+            settings,
+            changeover=changeover,
+            restart=restart,
+            recordings=recordings,
         )
 
     # Class methods of Ray's trainers: scripts that call them get an explanation.

@@ -253,6 +253,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     timeout."""
     loss_recorded_at: Mapping[Token, float] = {}
     """When this leader last recorded the loss of a node, by group."""
+    agent_lost_at: Mapping[Token, float] = {}
+    """The same of nodes whose agents had been connected."""
     phase: RoundPhase = NoRound()
     has_unfinished_writes: bool = False
     """Whether this leader still deletes checkpoints or writes reports."""

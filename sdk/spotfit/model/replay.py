@@ -18,10 +18,28 @@ class ReplayedOffer(msgspec.Struct, frozen=True, kw_only=True):
     """For all workers."""
     usd_per_hour: float
     """Of all these machines."""
+    slots: int = 1
+    """Workers per machine."""
+    network: str = ""
+    """As in `Offer.network`."""
+
+
+class ReplayedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers of an elastic job, which trains with the machines that are granted."""
+
+    min_workers: int
+    max_workers: int
+    loss_pause_s: float
+    """For which the loss of a machine interrupts all workers."""
+    growth_pause_s: float
+    """For which further machines interrupt all workers."""
 
 
 class ReplayedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A training whose machines are rented together from one of the offers at a time."""
+    """A training whose machines are rented together from one of the offers at a time.
+
+    Those of an elastic group are rented one by one, also from several offers.
+    """
 
     offers: tuple[ReplayedOffer, ...]
     """Those that the run may use."""
@@ -31,6 +49,8 @@ class ReplayedJob(msgspec.Struct, frozen=True, kw_only=True):
     """From the request of machines to their first progress, including work that is repeated."""
     deadline_s: float | None = None
     """From the start; None for none."""
+    group: ReplayedGroup | None = None
+    """The workers of an elastic group; None for a fixed number of machines."""
 
 
 class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):

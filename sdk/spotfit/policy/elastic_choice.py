@@ -65,11 +65,60 @@ class ElasticOffer:
     """Of machines whose workers train."""
     limited_s: float | None
     """How long a part of what was requested has been refused; None if nothing was."""
+    is_requested: bool = False
+    """Whether machines of it are requested, or run."""
+    request_due_s: float = 0.0
+    """When it may be requested again; only compared with that of other offers."""
 
     @property
     def is_spot(self) -> bool:
         """Whether its machines may be lost to the market."""
         return self.state.market is Market.SPOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticGroup:
+    """The group of an elastic run, and what it has measured. Times are in seconds."""
+
+    max_workers: int
+    min_workers: int
+    """Fewer workers train nothing; at least 1."""
+    has_deadline: bool
+    workers: Mapping[str, int]
+    """The last choice: the number of workers by the name of the offer."""
+    standing_offer: str = ""
+    """The standing request of the last choice; '' for none."""
+    round_offers: frozenset[str] | None = None
+    """The offers of the machines in the open round; None if no round is open."""
+    changeover_s: float
+    """From a loss to new progress on other machines."""
+    detection_s: float
+    """From a loss to its detection, at most."""
+    restart_s: float
+    """From the end of a round to the first step of the next one, with the wait for machines that
+    start."""
+    repeated_s: float
+    """Training that a loss repeats, at most."""
+
+
+def observe_group(view: View) -> ElasticGroup:
+    """Return the group as the journal has it."""
+    spec, market = view.spec, view.market
+    opened, choice, requests = market.round, market.choice, market.requests
+    return ElasticGroup(
+        max_workers=spec.max_workers,
+        min_workers=max(1, spec.min_workers),
+        has_deadline=spec.cost.deadline_ms is not None,
+        workers={} if choice is None else choice.workers,
+        standing_offer="" if choice is None else choice.standing_offer,
+        round_offers=None
+        if opened is None
+        else frozenset(requests[token].offer for token in opened.tokens if token in requests),
+        changeover_s=changeover_s(view),
+        detection_s=spec.timing.lease_timeout_s,
+        restart_s=restart_s(view) + spec.timing.round_fill_timeout_s,
+        repeated_s=repeated_work_s(view),
+    )
 
 
 def observe_offer(
@@ -103,6 +152,8 @@ def observe_offer(
         in_group=in_group,
         training=training,
         limited_s=_limited_s(view, state, name, waiting),
+        is_requested=any(one.offer == name for one in view.market.requests.values()),
+        request_due_s=offer_request_due_s(view, name),
     )
 
 
@@ -121,7 +172,8 @@ def is_in_network(view: View, state: LeaderState, offer: Offer) -> bool:
 
 
 def is_waiting_for_agents(view: View, state: LeaderState, now: float) -> bool:
-    """Whether agents of the last round may still connect to the leader, or be recorded as lost.
+    """Whether agents may still connect to the leader, or be recorded as lost: those of the last
+    round, and those with a preemption notice, whose machines a new leader does not know.
 
     Their machines may run or not: a choice would be changed back as soon as that is known.
     """
@@ -134,16 +186,21 @@ def is_waiting_for_agents(view: View, state: LeaderState, now: float) -> bool:
         and one.token in view.groups
         and view.groups[one.token].is_node_active(one.node)
     ]
+    known = state.members.keys() | view.lost_agents | set(state.last_agent_by_node.values())
     since = max([state.phase.since, state.leading_since, *state.disconnected_since.values()])
     is_recent = now - since <= view.spec.timing.rejoin_timeout_s
-    return bool(missing) and is_recent and not state.is_headless
+    is_expected = bool(missing) or not view.notices.keys() <= known
+    return is_expected and is_recent and not state.is_headless
 
 
 def _leaving_nodes(view: View, state: LeaderState) -> set[tuple[Token, int]]:
-    """Machines of the last round whose agents have disconnected after a preemption notice."""
+    """Machines whose agents have disconnected after a preemption notice."""
     assignments = view.last_round.assignments if view.last_round else ()
+    agents = {(one.token, one.node): one.agent for one in assignments} | dict(
+        state.last_agent_by_node
+    )
     connected = {(one.member.token, one.member.node) for one in state.members.values()}
-    return {(one.token, one.node) for one in assignments if one.agent in view.notices} - connected
+    return {node for node, agent in agents.items() if agent in view.notices} - connected
 
 
 def _limited_s(
@@ -201,56 +258,58 @@ def _trains(view: View, state: LeaderState, token: Token, node: int) -> bool:
 
 
 def choose_group(
-    view: View, goal: DeadlineState | None, offers: Sequence[ElasticOffer]
+    group: ElasticGroup, goal: DeadlineState | None, offers: Sequence[ElasticOffer]
 ) -> MachinesChosen:
     """Return how many workers the run is to have on each of `offers`, and the standing request.
 
     `goal` is how far the run is from its deadline; None without one, or if that is unknown.
     """
     cheap = _cheap_spot(offers)
-    spot = _spot_offer(view, offers, cheap)
-    on_demand = _on_demand_offer(view, offers, beside=spot)
-    before = {} if view.market.choice is None else view.market.choice.workers
-    beside = sum(before.get(one.name, 0) for one in offers if not one.is_spot)
+    spot = _spot_offer(group, offers, cheap)
+    on_demand = _on_demand_offer(group, offers, beside=spot)
+    beside = sum(group.workers.get(one.name, 0) for one in offers if not one.is_spot)
     if on_demand is None:
-        return _all_on_spot(view, spot, cheap, "all machines that are granted, on spot only")
-    chosen = 0 if spot is None else before.get(spot.name, 0)
+        return _all_on_spot(group, spot, cheap, "all machines that are granted, on spot only")
+    chosen = 0 if spot is None else group.workers.get(spot.name, 0)
     if goal is None:
-        return _without_goal(view, spot, cheap, on_demand=on_demand, beside=beside)
-    elastic = _elastic_state(view, goal, spot, cheap, chosen=chosen, beside=beside)
+        return _without_goal(group, spot, cheap, on_demand=on_demand, beside=beside)
+    elastic = _elastic_state(group, goal, spot, cheap, chosen=chosen, beside=beside)
     sizes = choose_group_sizes(elastic)
     if not cheap:
-        sizes = GroupSizes(0, view.spec.max_workers, "spot machines are not cheaper")
+        sizes = GroupSizes(0, group.max_workers, "spot machines are not cheaper")
     if sizes.on_demand and spot is not None and not _are_connected(spot, on_demand):
-        sizes = GroupSizes(0, view.spec.max_workers, f"{sizes.reason}; in another network")
+        sizes = GroupSizes(0, group.max_workers, f"{sizes.reason}; in another network")
     if sizes.on_demand == 0:
-        return _all_on_spot(view, spot, cheap, sizes.reason)
+        return _all_on_spot(group, spot, cheap, sizes.reason)
     workers = {} if spot is None or sizes.spot == 0 else {spot.name: sizes.spot}
     workers = {**workers, on_demand.name: sizes.on_demand}
-    is_wanted = _is_return_wanted(elastic, cheap, on_demand) and not _is_moving(view, workers)
+    is_wanted = _is_return_wanted(elastic, cheap, on_demand) and not _is_moving(group, workers)
     wanted = cheap if is_wanted else []
     return MachinesChosen(
         workers=workers,
-        standing_offer=_standing_offer(view, wanted),
+        standing_offer=_standing_offer(wanted),
         reason=sizes.reason,
     )
 
 
 def _all_on_spot(
-    view: View, spot: ElasticOffer | None, cheap: Sequence[ElasticOffer], reason: str
+    group: ElasticGroup,
+    spot: ElasticOffer | None,
+    cheap: Sequence[ElasticOffer],
+    reason: str,
 ) -> MachinesChosen:
     """All workers on one spot offer, as far as it grants machines; none while all are refused."""
     if spot is not None:
-        return MachinesChosen(workers={spot.name: view.spec.max_workers}, reason=reason)
+        return MachinesChosen(workers={spot.name: group.max_workers}, reason=reason)
     return MachinesChosen(
         workers={},
-        standing_offer=_standing_offer(view, cheap),
+        standing_offer=_standing_offer(cheap),
         reason=f"{reason}; spot machines are refused",
     )
 
 
 def _without_goal(
-    view: View,
+    group: ElasticGroup,
     spot: ElasticOffer | None,
     cheap: Sequence[ElasticOffer],
     *,
@@ -258,28 +317,27 @@ def _without_goal(
     beside: int,
 ) -> MachinesChosen:
     """Without waiting longer than a start takes, on as few on-demand machines as that permits."""
-    spec = view.spec
     # A deadline that may be missed is no reason to train with few machines.
-    needed = spec.min_workers if spec.cost.deadline_ms is None else spec.max_workers
-    missing = _missing_without_goal(view, spot, cheap, needed=max(1, needed), beside=beside)
+    needed = group.max_workers if group.has_deadline else group.min_workers
+    missing = _missing_without_goal(group, spot, cheap, needed=needed, beside=beside)
     if missing and spot is not None and not _are_connected(spot, on_demand):
-        spot, missing = None, max(1, needed)
-    unknown = "" if spec.cost.deadline_ms is None else "; the remaining training time is unknown"
+        spot, missing = None, needed
+    unknown = "; the remaining training time is unknown" if group.has_deadline else ""
     if missing == 0:
-        return _all_on_spot(view, spot, cheap, f"spot machines{unknown}")
+        return _all_on_spot(group, spot, cheap, f"spot machines{unknown}")
     workers = {on_demand.name: missing}
-    if spot is not None and missing < spec.max_workers:
-        workers = {spot.name: spec.max_workers - missing, **workers}
+    if spot is not None and missing < group.max_workers:
+        workers = {spot.name: group.max_workers - missing, **workers}
     few = format_count(missing, "worker")
     return MachinesChosen(
         workers=workers,
-        standing_offer=_standing_offer(view, cheap),
+        standing_offer=_standing_offer(cheap),
         reason=f"spot machines are refused, for {few} of at least {needed}{unknown}",
     )
 
 
 def _missing_without_goal(
-    view: View,
+    group: ElasticGroup,
     spot: ElasticOffer | None,
     cheap: Sequence[ElasticOffer],
     *,
@@ -296,13 +354,13 @@ def _missing_without_goal(
     among = cheap if spot is None else [spot]
     refused_s = min(one.limited_s or 0.0 for one in among)
     # Waiting costs less than a start of on-demand machines until then.
-    if view.market.round is None and refused_s < changeover_s(view):
+    if group.round_offers is None and refused_s < group.changeover_s:
         return 0
     return needed - (0 if spot is None else spot.started)
 
 
 def _elastic_state(
-    view: View,
+    group: ElasticGroup,
     goal: DeadlineState,
     spot: ElasticOffer | None,
     cheap: Sequence[ElasticOffer],
@@ -311,26 +369,23 @@ def _elastic_state(
     beside: int,
 ) -> ElasticState:
     """The input of the policy. `chosen` workers are on spot now, and `beside` on demand."""
-    size, timing, choice = view.spec.max_workers, view.spec.timing, view.market.choice
+    size = group.max_workers
     used, available = _spot_workers(spot, size, chosen=chosen, beside=beside)
     lifetimes_s = [one.state.mean_lifetime_s for one in (cheap if spot is None else [spot])]
-    # A round waits for machines that start.
-    pause_s = restart_s(view) + timing.round_fill_timeout_s
-    repeated_s = repeated_work_s(view)
     return ElasticState(
         time_left_s=goal.time_left_s,
         work_left_s=goal.work_left_s,
         changeover_s=goal.changeover_s,
         look_s=goal.look_s,
         max_machines=size,
-        min_machines=max(1, view.spec.min_workers),
+        min_machines=group.min_workers,
         spot_machines=used,
         spot_available=available,
         spot_training=0 if spot is None else spot.training,
         on_demand_machines=beside,
-        is_return_requested=bool(beside and choice is not None and choice.standing_offer),
-        loss_pause_s=timing.lease_timeout_s + pause_s + repeated_s,
-        growth_pause_s=pause_s + MAX_REPEATED_SHARE * repeated_s,
+        is_return_requested=bool(beside and group.standing_offer),
+        loss_pause_s=group.detection_s + group.restart_s + group.repeated_s,
+        growth_pause_s=group.restart_s + MAX_REPEATED_SHARE * group.repeated_s,
         losses_per_hour=3600 / min(lifetimes_s, default=math.inf),
     )
 
@@ -361,19 +416,18 @@ def _are_connected(one: ElasticOffer, other: ElasticOffer) -> bool:
 
 
 def _on_demand_offer(
-    view: View, offers: Sequence[ElasticOffer], *, beside: ElasticOffer | None
+    group: ElasticGroup, offers: Sequence[ElasticOffer], *, beside: ElasticOffer | None
 ) -> ElasticOffer | None:
     """The on-demand offer that is chosen already, unless it is refused, else the cheapest one.
 
     Of the network of the spot machines `beside` it, if that has one.
     """
-    chosen = {} if view.market.choice is None else view.market.choice.workers
     return min(
         (one for one in offers if not one.is_spot),
         key=lambda one: (
             beside is not None and not _are_connected(one, beside),
             one.state.refused_s is not None,
-            one.name not in chosen,
+            one.name not in group.workers,
             one.state.usd_per_hour,
         ),
         default=None,
@@ -390,16 +444,16 @@ def _cheap_spot(offers: Sequence[ElasticOffer]) -> list[ElasticOffer]:
 
 
 def _spot_offer(
-    view: View, offers: Sequence[ElasticOffer], cheap: Sequence[ElasticOffer]
+    group: ElasticGroup, offers: Sequence[ElasticOffer], cheap: Sequence[ElasticOffer]
 ) -> ElasticOffer | None:
     """The spot offer to have machines from; None if all are refused.
 
     The one that is chosen, or whose machines run, unless its machines are too few to train, or
     they train and another one costs a fifth less: that one may not be granted.
     """
-    chosen = {} if view.market.choice is None else view.market.choice.workers
+    chosen = group.workers
     granted = [one for one in cheap if one.state.refused_s is None]
-    enough = [one for one in granted if not _is_too_small(view, one)]
+    enough = [one for one in granted if not _is_too_small(group, one)]
     among = enough or granted
     current = max(
         among,
@@ -417,9 +471,9 @@ def _spot_offer(
     return None if best is None else offers[best]
 
 
-def _is_too_small(view: View, offer: ElasticOffer) -> bool:
+def _is_too_small(group: ElasticGroup, offer: ElasticOffer) -> bool:
     """Whether it has machines, but grants no more, and too few for a round."""
-    return offer.limited_s is not None and 0 < offer.requested < view.spec.min_workers
+    return offer.limited_s is not None and 0 < offer.requested < group.min_workers
 
 
 def _is_return_wanted(
@@ -431,27 +485,20 @@ def _is_return_wanted(
     return elastic.may_return and pays_to_return(elastic.changeover_s, ratio)
 
 
-def _is_moving(view: View, workers: Mapping[str, int]) -> bool:
+def _is_moving(group: ElasticGroup, workers: Mapping[str, int]) -> bool:
     """Whether machines of `workers` start beside ones of other offers that train: a standing
     request would be a second set of machines beside these."""
-    requests, opened = view.market.requests, view.market.round
-    tokens = () if opened is None else opened.tokens
-    return any(token in requests and requests[token].offer not in workers for token in tokens)
+    return bool((group.round_offers or frozenset()) - workers.keys())
 
 
-def _standing_offer(view: View, wanted: Sequence[ElasticOffer]) -> str:
+def _standing_offer(wanted: Sequence[ElasticOffer]) -> str:
     """The offer of the standing request; '' if none is wanted.
 
     A request that waits is kept; otherwise the offers are requested in turn, the cheapest first.
     """
-    requested = {one.offer for one in view.market.requests.values()}
     first = min(
         wanted,
-        key=lambda one: (
-            one.name not in requested,
-            offer_request_due_s(view, one.name),
-            one.state.usd_per_hour,
-        ),
+        key=lambda one: (not one.is_requested, one.request_due_s, one.state.usd_per_hour),
         default=None,
     )
     return "" if first is None else first.name

@@ -69,7 +69,9 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         if elastic_choice.is_waiting_for_agents(view, state, now):
             return view.market.choice
         offers = _elastic_offers(view, state, candidates, now)
-        return elastic_choice.choose_group(view, goal, offers) if offers else view.market.choice
+        if not offers:
+            return view.market.choice
+        return elastic_choice.choose_group(elastic_choice.observe_group(view), goal, offers)
     running = _running_offer(view, state, candidates, now)
     chosen = _choose(view, goal, candidates, running)
     if chosen.offer is None:
@@ -181,8 +183,8 @@ def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> floa
     tokens = _tokens_of(view, offer.name)
     if any(has_machines(state, token) or _is_billed(view, token) for token in tokens):
         return None
-    # An agent has just disconnected: until its machine is recorded as lost, the backend's status
-    # may be older than the agent.
+    # An agent has just disconnected, or its loss was recorded: the backend's status of the other
+    # machines may be older than the agent.
     if any(_had_agent(view, state, token) for token in tokens):
         return None
     record = view.market.record_of(offer.name)
@@ -219,7 +221,10 @@ def _tokens_of(view: View, offer: str) -> list[Token]:
 
 
 def _had_agent(view: View, state: LeaderState, token: Token) -> bool:
-    """Whether an agent has been connected that ran on a machine which is not lost."""
+    """Whether an agent has been connected whose machine is not lost, or was not when the backend
+    reported its last status."""
+    if state.status_as_of.get(token, -math.inf) < state.agent_lost_at.get(token, -math.inf):
+        return True
     nodes = view.groups[token].active_nodes
     return any((token, node) in state.last_agent_by_node for node in nodes)
 

@@ -193,7 +193,13 @@ def test_a_failure_of_a_node_has_no_other_rank() -> None:
 def test_a_recorded_loss_is_dated() -> None:
     roster, _, _ = make_roster()
     roster.forget(TOKEN, 1, B, now=7.0)
-    assert roster.loss_recorded_at == {TOKEN: 7.0}
+    assert roster.loss_recorded_at == roster.agent_lost_at == {TOKEN: 7.0}
+
+
+def test_the_loss_of_a_machine_without_agent_is_not_that_of_an_agent() -> None:
+    roster, _, _ = make_roster()
+    roster.forget(TOKEN, 1, None, now=7.0)
+    assert (roster.loss_recorded_at, roster.agent_lost_at) == ({TOKEN: 7.0}, {})
 
 
 def test_an_impossible_address_of_feeders_counts_as_none() -> None:

@@ -49,6 +49,13 @@ def test_json_has_the_figures(recordings: Path) -> None:
     }
 
 
+def test_an_elastic_group_is_estimated_with_the_machines_that_are_granted(recordings: Path) -> None:
+    arguments = ("--min-workers", "1", "--changeover", "1h", "--restart", "30s", "--json")
+    record: dict[str, Any] = json.loads(invoke(recordings, *arguments).stdout)
+    assert (record["min_workers"], record["workers"], record["restart_s"]) == (1, 2, 30.0)
+    assert record["usd"]["mean"] == pytest.approx(2 * 3.0)
+
+
 def test_an_invalid_duration_is_an_error(recordings: Path) -> None:
     failed = invoke(recordings, "--deadline", "soon")
     assert isinstance(failed.exception, ConfigError)

@@ -36,6 +36,7 @@ def an_offer(market: Market = Market.SPOT, usd: float | None = 1.0, **fields: An
 def an_estimate(*, limits: dict[str, Any] | None = None, **fields: Any) -> Estimate:
     defaults: dict[str, Any] = {
         "workers": 8,
+        "min_workers": 8,
         "earliest_deadline_s": 40.1 * HOUR_S,
         "worst_case_usd": 61.0,
         "costs_usd": (18.0, 23.0, 40.0),
@@ -51,6 +52,7 @@ def an_estimate(*, limits: dict[str, Any] | None = None, **fields: Any) -> Estim
         "training_time_s": 40 * HOUR_S,
         "deadline_s": 60 * HOUR_S,
         "changeover_s": 600.0,
+        "restart_s": 120.0,
         "uses_on_demand": True,
     }
     given |= limits or {}

@@ -12,6 +12,7 @@ from spotfit.client import estimate_run
 from spotfit.client.cost_limits import OfferPlan
 from spotfit.client.estimate import Estimate, EstimateLimits
 from spotfit.client.estimate_run import (
+    ASSUMED_RESTART_S,
     compute_estimate,
     confirm_cost,
     estimate_limits,
@@ -22,7 +23,8 @@ from spotfit.core.errors import ConfigError, RunCancelledError
 from spotfit.host import plugins
 from spotfit.model.config import ScalingConfig
 from spotfit.model.offer import Market, Offer, Price
-from spotfit.model.replay import ReplayedJob, ReplayOutcome
+from spotfit.model.replay import ReplayedGroup, ReplayedJob, ReplayOutcome
+from spotfit.model.spec import RunTiming
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 from tests.unit.client.harness import ClientHarness
@@ -70,14 +72,26 @@ SPOT = an_offer(Market.SPOT, 1.0, "a")
 ON_DEMAND = an_offer(Market.ON_DEMAND, 3.0)
 
 
-def estimate(*offers: Offer, markets: RecordingMarkets | None = None, **limits: Any) -> Estimate:
+def estimate(
+    *offers: Offer,
+    markets: RecordingMarkets | None = None,
+    workers: tuple[int, int] = (2, 2),
+    **limits: Any,
+) -> Estimate:
     given: dict[str, Any] = {
         "training_time_s": 10 * HOUR_S,
         "changeover_s": 600.0,
+        "restart_s": 60.0,
         "uses_on_demand": "deadline_s" in limits,
     }
     plans = [OfferPlan(offer, 2) for offer in offers]
-    return compute_estimate(plans, EstimateLimits(**given | limits), markets or RecordingMarkets())
+    return compute_estimate(
+        plans,
+        EstimateLimits(**given | limits),
+        markets or RecordingMarkets(),
+        min_workers=workers[0],
+        max_workers=workers[1],
+    )
 
 
 def test_a_constant_market_costs_what_its_machines_cost() -> None:
@@ -113,11 +127,22 @@ def test_on_demand_machines_may_be_used_without_a_deadline() -> None:
     assert [one.market for one in markets.jobs[0].offers] == [Market.SPOT, Market.ON_DEMAND]
 
 
+def test_elastic_groups_are_replayed_as_such() -> None:
+    markets = RecordingMarkets()
+    estimate(SPOT, ON_DEMAND, markets=markets, workers=(0, 4), deadline_s=20 * HOUR_S)
+    loss_s = RunTiming().lease_timeout_s + 60.0
+    group = ReplayedGroup(min_workers=1, max_workers=4, loss_pause_s=loss_s, growth_pause_s=60.0)
+    assert {job.group for job in markets.jobs} == {group}
+
+
 def test_offers_need_different_numbers_of_machines() -> None:
     markets = RecordingMarkets()
-    limits = EstimateLimits(training_time_s=10 * HOUR_S, changeover_s=600.0, uses_on_demand=False)
+    limits = EstimateLimits(
+        training_time_s=10 * HOUR_S, changeover_s=600.0, restart_s=60.0, uses_on_demand=False
+    )
     big = an_offer(Market.SPOT, 1.5, "big")
-    found = compute_estimate([OfferPlan(SPOT, 4), OfferPlan(big, 2)], limits, markets)
+    plans = [OfferPlan(SPOT, 4), OfferPlan(big, 2)]
+    found = compute_estimate(plans, limits, markets, min_workers=4, max_workers=4)
     replayed = [(one.machines, one.usd_per_hour) for one in markets.jobs[0].offers]
     assert replayed == [(4, 4.0), (2, 3.0)]
     assert [one.machines for one in found.offers] == [4, 2]
@@ -198,6 +223,7 @@ def test_limits_are_those_of_the_run() -> None:
         deadline_s=60 * HOUR_S,
         budget_usd=5.0,
         changeover_s=TRAITS.start_time_s + 60,
+        restart_s=ASSUMED_RESTART_S,
         uses_on_demand=False,
         fallback="never",
     )
@@ -213,6 +239,13 @@ def test_the_changeover_time_can_be_given(changeover: Any) -> None:
 def test_an_invalid_changeover_time_is_refused(changeover: Any) -> None:
     with pytest.raises(ConfigError, match="changeover="):
         estimate_limits(RunConfig(training_time_s="40h"), TRAITS, changeover)
+
+
+def test_the_duration_of_a_restart_can_be_given() -> None:
+    run = RunConfig(training_time_s="40h")
+    assert estimate_limits(run, TRAITS, restart="30s").restart_s == 30.0
+    with pytest.raises(ConfigError, match="restart='0s' must be greater than 0"):
+        estimate_limits(run, TRAITS, restart="0s")
 
 
 def test_a_missing_training_time_is_an_error() -> None:
@@ -236,10 +269,11 @@ def test_the_machines_are_those_that_the_backend_plans(
     harness = ClientHarness(tmp_path, monkeypatch)
     request = harness.request(scaling=ScalingConfig(num_workers=(2, 4)))
     found = estimate_request(request, {"training_time_s": "10h", "deadline": None})
-    assert (found.workers, found.offers[0].machines) == (4, 4)
+    assert (found.min_workers, found.workers, found.offers[0].machines) == (2, 4, 4)
     assert markets.jobs[0].offers[0].machines == 4
+    assert str(found).startswith("2 to 4 workers, 10.0 h of training")
     assert found.remarks[0] == "A remark."
-    assert found.remarks[-1].startswith("The elastic group is estimated with 4 workers")
+    assert found.remarks[-1].startswith("Machines that leave or join the elastic group interrupt")
     assert not harness.cloud.submitted_tokens
 
 

@@ -205,6 +205,31 @@ def test_an_agent_that_left_after_its_notice_does_not_count() -> None:
     assert decide(run, 202).workers == {"spot": 1, "on-demand": 3}
 
 
+def test_an_agent_that_left_after_its_notice_does_not_count_before_a_round() -> None:
+    run = a_run(slack_s=SHORT_S)
+    run.choose_workers(0, spot=4)
+    run.request(0, "t-1", SPOT, nodes=4)
+    run.connect("t-1", nodes=4)
+    run.add(100, PreemptionNoticed(agent=an_agent_id(3), notice=a_notice()))
+    expected = decide(run, 101).workers
+    assert expected == {"spot": 3, "on-demand": 1}
+    run.members = run.members[:3]
+    left = {(Token("t-1"), 3): an_agent_id(3)}
+    assert decide(run, 102, last_agent_by_node=left).workers == expected
+
+
+def test_a_new_leader_waits_for_agents_with_a_notice_as_it_does_not_know_their_machines() -> None:
+    run = a_run(slack_s=SHORT_S)
+    run.choose_workers(0, spot=3, on_demand=1)
+    run.request(0, "t-1", SPOT, nodes=4)
+    run.connect("t-1", nodes=3)
+    run.add(100, PreemptionNoticed(agent=an_agent_id(3), notice=a_notice()))
+    rejoin_s = run.view.spec.timing.rejoin_timeout_s
+    chosen = run.view.market.choice
+    assert decide(run, 200.0, leading_since=200.0) == chosen
+    assert decide(run, 200.1 + rejoin_s, leading_since=200.0) != chosen
+
+
 def test_machines_that_wait_at_the_backend_do_not_count() -> None:
     run = on_spot(a_run(slack_s=SHORT_S), nodes=2)
     run.request(100, "t-2", SPOT)

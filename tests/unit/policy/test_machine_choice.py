@@ -268,6 +268,19 @@ def test_an_agent_that_has_just_disconnected_does_not_make_its_offer_refused() -
     assert workers(run, 501, last_agent_by_node=left) == {"dearer": 2}
 
 
+@pytest.mark.parametrize(("observed_at", "chosen"), [(500, ON_SPOT), (502, {"dearer": 2})])
+def test_a_lost_agent_does_not_make_its_offer_refused_until_the_others_are_observed(
+    observed_at: float, chosen: dict[str, int]
+) -> None:
+    run = a_run(SPOT, DEARER, ON_DEMAND)
+    run.choose(0, "spot")
+    run.request(0, "t-1", SPOT)
+    run.wait_at_backend(1, "t-1")
+    run.add(501, NodeLost(token=Token("t-1"), node=0, agent=an_agent_id(0), reason="reclaimed"))
+    times = {"agent_lost_at": {"t-1": 501.0}, "status_as_of": {"t-1": observed_at}}
+    assert workers(run, 503, **times) == chosen
+
+
 def test_all_offers_of_a_network_whose_machines_can_train_nothing_count_as_refused() -> None:
     far, sibling = (an_offer(name, 1.0, network="b") for name in ("far", "sibling"))
     near = an_offer("near", 3.0, network="a")

@@ -1,16 +1,19 @@
 """Jobs on recorded markets: exact arithmetic, the choices of the benchmark, folders of files."""
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from benchmarks import cost
 from spotfit.core.errors import ConfigError
 from spotfit.host import plugins
 from spotfit.model.offer import Market
-from spotfit.model.replay import MarketReplay, ReplayedJob, ReplayedOffer
+from spotfit.model.replay import MarketReplay, ReplayedGroup, ReplayedJob, ReplayedOffer
 from spotfit_localsim.traces import BUNDLED_RECORDINGS, read_trace
 from spotfit_localsim.virtual.deadline_market import (
     DeadlineJob,
@@ -18,7 +21,7 @@ from spotfit_localsim.virtual.deadline_market import (
     production_policy,
     run_job,
 )
-from spotfit_localsim.virtual.estimator import RecordedMarkets, market_job
+from spotfit_localsim.virtual.estimator import RecordedMarkets, elastic_job, market_job
 from spotfit_localsim.virtual.recorded_market import MarketRecording, market_recording
 
 HOUR_S = 3600.0
@@ -184,10 +187,65 @@ def test_the_computing_time_bounds_starts_and_then_recordings() -> None:
     assert started[0] == ["zone-0", "zone-3", "zone-6"]
 
 
+# --- Elastic groups -------------------------------------------------------------------------------
+
+
+def an_elastic_job(min_workers: int, *spot_usd: float, **fields: Any) -> ReplayedJob:
+    """Up to four workers, one per machine; a change interrupts them for ten minutes."""
+    group = ReplayedGroup(
+        min_workers=min_workers, max_workers=4, loss_pause_s=600.0, growth_pause_s=600.0
+    )
+    return structs.replace(a_job(*spot_usd, machines=4, **fields), group=group)
+
+
+@pytest.mark.parametrize("deadline_h", [None, 40.0])
+def test_an_elastic_group_trains_with_a_part_of_its_machines(deadline_h: float | None) -> None:
+    job = an_elastic_job(1, 0.5, deadline_h=deadline_h)
+    (one,) = markets(2, 2, 2, 4, ticks_per_count=72).replay(job, max_decisions=0)
+    assert one.usd == pytest.approx(2 * 0.5 * (20 + 1 / 6))
+    assert one.finish_s == pytest.approx(20 * HOUR_S + CHANGEOVER_S)
+
+
+def test_an_elastic_group_below_its_minimum_waits_or_is_completed_on_demand() -> None:
+    job = an_elastic_job(3, 0.5)
+    (one,) = markets(2, 4, ticks_per_count=144).replay(job, max_decisions=0)
+    # A wait of one start, then the minimum on demand.
+    assert one.usd == pytest.approx(3 * 3.0 * (1 / 6 + 10 * 4 / 3))
+    patient = an_elastic_job(3, 0.5, deadline_h=100.0)
+    (one,) = markets(2, 4, ticks_per_count=144).replay(patient, max_decisions=0)
+    assert one.usd == pytest.approx(4 * 0.5 * (10 + 1 / 6))
+
+
+def test_a_deadline_without_slack_costs_on_demand_machines_for_the_whole_group() -> None:
+    job = an_elastic_job(1, 0.5, deadline_h=10 + 1 / 6)
+    (one,) = markets(4).replay(job, max_decisions=0)
+    assert one.usd == pytest.approx(4 * 3.0 * (10 + 1 / 6))
+    assert one.finish_s == pytest.approx(job.deadline_s)
+    assert not one.is_late
+
+
+def test_a_smaller_recording_has_its_share_of_the_machines() -> None:
+    zone = MarketRecording("zone", 600.0, (1, 2, 0), 2, spot_usd=1.0, on_demand_usd=3.0)
+    job = an_elastic_job(1, 0.5)
+    assert job.group is not None
+    offers = elastic_job(job, job.group, [zone], 0).offers
+    assert offers[0].capacity[:4] == (2, 4, 0, 2)
+
+
+def test_elastic_groups_cost_less_on_the_recordings_than_those_of_fixed_size() -> None:
+    elastic = an_elastic_job(1, 0.5, work_s=40 * HOUR_S, deadline_h=60.0)
+    found = RecordedMarkets.read()
+    costs = [
+        statistics.fmean(one.usd for one in found.replay(job, max_decisions=0))
+        for job in (elastic, structs.replace(elastic, group=None))
+    ]
+    assert costs[0] < costs[1]
+
+
 # --- The policy and the recordings ----------------------------------------------------------------
 
 
-def choices_of(job: DeadlineJob) -> tuple[list[tuple[int, int | None]], float, int]:
+def choices_of(job: DeadlineJob) -> tuple[list[tuple[int, int | None]], float, float]:
     made = []
 
     def policy(state: JobState) -> int | None:
