@@ -26,8 +26,10 @@ from tests.live.cloud import LiveTestCloud
 from tests.s3_server import run_s3_server
 from tests.unit.data.sources.source_suite import SourceSuite, rows_of, source_of, values_of
 
-# Of the libraries, about themselves.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # of the libraries, about themselves
+    pytest.mark.timeout(300),  # Spark and Ray start their own processes
+]
 
 ROWS = 400
 PARTITIONS = 12
@@ -61,6 +63,7 @@ def spark() -> Iterator[Any]:
     if shutil.which("java") is None:
         pytest.skip("java is not installed; apt-get install default-jre-headless")
     builder = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
     session = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
     yield session
     session.stop()
@@ -183,8 +186,7 @@ class TestSpark(EngineSuite):
         # Spark 4 has no null text of pandas: NaN would be a type of its own.
         rows = make_frame().astype(object).where(lambda frame: frame.notna(), None)
         schema = "id long, x double, text string, values array<long>"
-        frame = spark.createDataFrame(rows.to_dict("records"), schema)
-        return frame.repartitionByRange(3, "id").sortWithinPartitions("id")
+        return spark.createDataFrame(rows.to_dict("records"), schema)
 
     def test_to_spark_reads_the_rows(self, spark: Any, tmp_path: Path) -> None:
         frame = dataset_of_all_types().to_spark(spark, path=str(tmp_path / "rows"))
