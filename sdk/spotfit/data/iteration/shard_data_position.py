@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from spotfit.torch.checkpoint.data_position import TrainingLoopMonitor
+from spotfit.data.iteration.loop_monitor import TrainingLoopMonitor
 
 if TYPE_CHECKING:
     from spotfit.data.iteration.batch_passes import BatchPasses
