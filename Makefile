@@ -128,12 +128,12 @@ frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and Lig
 
 .PHONY: jax
 jax: $(JAX)/.installed ## JAX with killed workers and machines
-	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py tests/unit/data/test_jax_arrays.py
+	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py tests/unit/data/formats/test_jax_arrays.py tests/unit/jax
 	$(JAX)/bin/python -m pytest -k jax tests/frameworks/test_preload.py tests/frameworks/test_examples.py
 
 .PHONY: tensorflow
 tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines
-	$(TENSORFLOW)/bin/python -m pytest $(AGAIN) tests/frameworks/test_tensorflow.py tests/unit/data/test_tensorflow_tensors.py
+	$(TENSORFLOW)/bin/python -m pytest $(AGAIN) tests/frameworks/test_tensorflow.py tests/unit/data/formats/test_tensorflow_tensors.py
 	$(TENSORFLOW)/bin/python -m pytest -k tensorflow tests/frameworks/test_preload.py tests/frameworks/test_examples.py
 
 .PHONY: extras

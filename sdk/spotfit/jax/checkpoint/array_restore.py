@@ -279,8 +279,11 @@ def _create_array(spec: ArraySpec, boxes: Mapping[Box, np.ndarray[Any, Any]]) ->
     whole = boxes.get(spec.whole)
     # Types decide about results: a weakly typed scalar takes the type of what it is combined with.
     if spec.is_weakly_typed and whole is not None and not spec.shape:
-        scalar = jax.numpy.asarray(whole.item())
-        return jax.device_put(scalar, spec.sharding) if spec.is_committed else scalar
+        scalar = whole.item()
+        if not spec.is_committed:
+            return jax.numpy.asarray(scalar)
+        # device_put accepts arrays for the devices of this process only.
+        return jax.jit(lambda: scalar, out_shardings=spec.sharding)()
     # An array that is not committed to a device can be combined with arrays on any devices.
     if not spec.is_committed and whole is not None:
         return jax.numpy.asarray(whole)

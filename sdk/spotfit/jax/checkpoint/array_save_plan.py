@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from spotfit.checkpoint.base_checkpointer import RankSavePlan
@@ -68,9 +69,9 @@ class ArraySavePlanner:
     def plan(self, tree: ArrayTree) -> RankSavePlan:
         """Return this rank's share of the tree; its blocks share memory with the arrays.
 
-        Plain values are written by rank 0. Raises `ConfigError` for arrays without memory.
+        Plain values are written by rank 0. Raises `ConfigError` for descriptions of arrays.
         """
-        _reject_unavailable(tree)
+        _reject_descriptions(tree)
         if tree.specs != self._specs:
             self._divide(tree.specs)
             self._specs = dict(tree.specs)
@@ -135,20 +136,12 @@ class ArraySavePlanner:
         self.largest_rank_bytes = max(loads_bytes)
 
 
-def _reject_unavailable(tree: ArrayTree) -> None:
+def _reject_descriptions(tree: ArrayTree) -> None:
     for key, array in tree.arrays.items():
-        if isinstance(array, np.ndarray):
-            continue
-        if not hasattr(array, "addressable_shards"):
+        if isinstance(array, jax.ShapeDtypeStruct):
             raise ConfigError(
                 f"{dotted_name(key)} is a jax.ShapeDtypeStruct, which has no values to save.",
                 do="Pass the arrays of the training to Checkpointer.step and save.",
-            )
-        if array.is_deleted():
-            raise ConfigError(
-                f"The array {dotted_name(key)} was donated after the last Checkpointer.step.",
-                do="Pass each new state to step() before the next update, and save() before the "
-                "state is donated.",
             )
 
 

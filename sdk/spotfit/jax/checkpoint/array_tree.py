@@ -124,6 +124,12 @@ def _part_of(entry: Any) -> str | int:
 
 def _describe(leaf: Any, name: str) -> tuple[Any, ArraySpec]:
     """Return the array to save, and its description."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ConfigError(
+            f"The array {name} was donated, or deleted, before it was saved.",
+            do="Pass each new state to Checkpointer.step() before the next update, and use it in "
+            "save() before it is donated.",
+        )
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         if not isinstance(leaf, jax.Array):
             raise ConfigError(

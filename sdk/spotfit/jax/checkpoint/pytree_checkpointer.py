@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotfit.checkpoint.base_checkpointer import (
@@ -16,6 +17,7 @@ from spotfit.checkpoint.base_checkpointer import (
     RestoreResult,
     not_retryable,
 )
+from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import suggest_keywords
 from spotfit.data.iteration.shard_data_position import ShardDataPosition, is_dataset_shard
@@ -213,6 +215,21 @@ class Checkpointer(BaseCheckpointer):
                 do="Pass pytrees of one structure to Checkpointer and step.",
             )
         return tree
+
+
+def export_checkpoint(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
+    """Merge the shards of a Checkpointer's checkpoint into one safetensors file.
+
+    Runs anywhere with access to the checkpoint's storage, also without jax; `path` is a local file
+    that ends with `.safetensors`, which is replaced. The names are the paths of the leaves, such as
+    "params.dense.kernel"; leaves that are not arrays are left out. Raises `ConfigError` for another
+    suffix, an unwritable path or a checkpoint of other files, and `IntegrityError` for a corrupt
+    checkpoint.
+    """
+    # Imported here: a worker does not need it for training.
+    from spotfit.client.stored_checkpoints import write_checkpoint_file
+
+    write_checkpoint_file(checkpoint.open_snapshot(), Path(path), full_state=False)
 
 
 def _check_per_rank(per_rank: Mapping[str, Any]) -> None:
