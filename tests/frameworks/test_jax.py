@@ -14,12 +14,14 @@ jax = pytest.importorskip("jax")
 import numpy  # noqa: E402
 
 import spotfit  # noqa: E402
+import spotfit.data  # noqa: E402
 from spotfit.jax import Checkpointer, JaxTrainer, export_checkpoint  # noqa: E402
 from spotfit.model.events import FailureCause  # noqa: E402
 from tests.frameworks.machine_kills import (  # noqa: E402
     Disturbance,
     await_machine_kill,
     kill_machine_of_rank,
+    kill_own_worker,
     machine_kill,
     no_disturbance,
     worker_kills,
@@ -199,6 +201,84 @@ def test_another_number_of_processes_restores_the_same_values(cloud: LiveTestClo
     trainer(cloud, training_function(no_disturbance), "run", workers=2).fit()
     saved = dict(records(cloud, "run", "saved"))
     assert records(cloud, "run", "restored", workers=2) == [["15", "bucket", saved["15"]]]
+
+
+def train_on_dataset(config: dict[str, Any]) -> tuple[float, int]:
+    """Train a line on noisy rows; return the slope and the number of rows of this process."""
+    import jax.numpy as jnp
+
+    def sgd(weights: Any, batch: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
+            return jnp.square(weights[0] * batch["x"] + weights[1] - batch["y"]).mean()
+
+        return weights - 0.1 * jax.grad(loss_of)(weights)
+
+    update = jax.jit(sgd)
+    shard = spotfit.get_dataset_shard("train")
+    # Leaves that every process has for itself, and that are equal on all of them.
+    state = {"weights": jnp.zeros(2), "rows": numpy.zeros(1, int), "passes": 0}
+    checkpointer = Checkpointer(state, loader=shard, every=[2, "epoch"])
+    restored = checkpointer.restore()
+    state = checkpointer.state
+    for _ in range(restored.epoch if restored else 0, 3):
+        for batch in shard.iter_jax_batches(batch_size=16):
+            state = {
+                "weights": update(state["weights"], batch),
+                "rows": state["rows"] + 16,
+                "passes": state["passes"],
+            }
+            checkpointer.step(state)
+            kill_own_worker(config["marks"], checkpointer.steps, at_step=config["kill_at"], rank=1)
+    return float(state["weights"][0]), int(state["rows"][0])
+
+
+def add_noise(batch: dict[str, Any]) -> dict[str, Any]:
+    noise = numpy.random.standard_normal(len(batch["x"]))
+    return batch | {"x": batch["x"] + 0.1 * noise.astype("float32")}
+
+
+def test_a_dataset_continues_where_it_was_saved(cloud: LiveTestCloud) -> None:
+    rows = [{"x": numpy.float32(n / 256), "y": numpy.float32(n / 128)} for n in range(256)]
+    data = spotfit.data.from_items(rows).random_shuffle(seed=1).map_batches(add_noise)
+    results = [
+        cloud.fit(
+            train_on_dataset,
+            workers=2,
+            nodes=2,
+            max_failures=1,
+            name=name,
+            trainer_type=JaxTrainer,
+            datasets={"train": data},
+            config={"kill_at": kill_at},
+        )
+        for name, kill_at in (("calm", 0), ("killed", 11))
+    ]
+    assert len(cloud.rounds_closed("killed")) == 1
+    assert results[1].return_value == results[0].return_value
+    assert results[0].return_value[1] == 3 * 128, "half of the rows in each of three epochs"
+
+
+def train_until_notice(config: dict[str, Any]) -> int:
+    """Return the restored step after a restart; before, train until the round ends."""
+    weights = jax.numpy.zeros(2)
+    checkpointer = Checkpointer({"weights": weights}, every="at_notice")
+    restored = checkpointer.restore()
+    if restored is not None:
+        assert checkpointer.state["weights"].tolist() == [restored.step] * 2
+        return restored.step
+    while True:
+        weights = weights + 1
+        checkpointer.step({"weights": weights})
+        Path(config["marks"], "stepping").touch()
+        time.sleep(0.05)
+
+
+def test_a_preemption_notice_causes_a_save(cloud: LiveTestCloud) -> None:
+    run = cloud.submit(train_until_notice, workers=2, nodes=2, trainer_type=JaxTrainer)
+    cloud.wait_for_mark("stepping")
+    cloud.reclaimer.notify(cloud.node_of_rank(1), seconds_left=60.0)
+    assert run.result(100).return_value > 0
+    assert len(cloud.rounds_opened()) == 2
 
 
 def test_ranks_that_return_at_different_times_end_the_run(cloud: LiveTestCloud) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,3 +196,13 @@ def test_a_checkpoint_is_exported_as_safetensors(session: LocalSession, tmp_path
     assert {name: array.tolist() for name, array in loaded.items()} == {"params.0": [*range(8)]}
     with pytest.raises(ConfigError, match="it is a pytree of JAX"):
         export_of_torch(session.last_checkpoint, tmp_path / "state.pt")
+
+
+def test_a_machine_without_torch_saves_and_restores() -> None:
+    names = "pytree_checkpointer", "array_arena", "array_restore", "signed_collectives"
+    program = "import importlib, sys\n" + "".join(
+        f"importlib.import_module('spotfit.jax.checkpoint.{name}')\n" for name in names
+    )
+    subprocess.run(
+        [sys.executable, "-c", f"{program}assert 'torch' not in sys.modules"], check=True
+    )
