@@ -90,6 +90,7 @@ def trainer(
     )
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stage", [1, 3])
 def test_killed_workers_do_not_change_the_weights(cloud: LiveTestCloud, stage: int) -> None:
     calm = trainer(cloud, training_function(no_disturbance), "calm", stage=stage).fit()
@@ -98,6 +99,7 @@ def test_killed_workers_do_not_change_the_weights(cloud: LiveTestCloud, stage: i
     assert [one.cause for one in cloud.rounds_closed("stormy")] == [FailureCause.WORKER] * 2
 
 
+@pytest.mark.timeout(300)
 def test_a_killed_machine_does_not_change_the_weights(cloud: LiveTestCloud) -> None:
     calm = trainer(cloud, training_function(no_disturbance), "calm", stage=2).fit()
     run = trainer(cloud, training_function(machine_kill), "run", stage=2).submit()

@@ -156,6 +156,7 @@ def loss_of_all_machines(config: dict[str, Any], step: int) -> None:
     await_machine_kill(config["marks"], step, at_step=17)
 
 
+@pytest.mark.timeout(300)
 def test_killed_workers_resume_from_memory_with_the_same_result(cloud: LiveTestCloud) -> None:
     calm = trainer(cloud, training_function(no_disturbance), "calm").fit()
     stormy = trainer(cloud, training_function(worker_kills), "stormy").fit()
@@ -173,6 +174,7 @@ def test_killed_workers_resume_from_memory_with_the_same_result(cloud: LiveTestC
     assert (cloud.folder / "state.safetensors").stat().st_size > 2 * 64 * 10 * 4
 
 
+@pytest.mark.timeout(300)
 def test_a_killed_machine_does_not_change_the_result(cloud: LiveTestCloud) -> None:
     calm = trainer(cloud, training_function(no_disturbance), "calm").fit()
     run = trainer(cloud, training_function(machine_kill), "run").submit()
@@ -182,6 +184,7 @@ def test_a_killed_machine_does_not_change_the_result(cloud: LiveTestCloud) -> No
     assert [words[0] for words in records(cloud, "run", "restored")] == ["15"]
 
 
+@pytest.mark.timeout(300)
 def test_after_the_loss_of_all_machines_the_bucket_is_restored(cloud: LiveTestCloud) -> None:
     calm = trainer(cloud, training_function(no_disturbance), "calm").fit()
     run = trainer(cloud, training_function(loss_of_all_machines), "run").submit()
