@@ -16,6 +16,7 @@ FRAMEWORKS := .bench/venv-frameworks
 JAX := .bench/venv-jax
 TENSORFLOW := .bench/venv-tensorflow
 ENGINES := .bench/venv-engines
+DEEPSPEED := .bench/venv-deepspeed
 # It has wheels for these only, and the extra `test` must not require torch.
 TORCHFT := 'torchft>=0.2; sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.14"'
 AZURITE_VERSION := 3.35.0
@@ -129,8 +130,12 @@ frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and Lig
 
 .PHONY: jax
 jax: $(JAX)/.installed ## JAX with killed workers and machines
-	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py tests/unit/data/formats/test_jax_arrays.py
+	$(JAX)/bin/python -m pytest $(AGAIN) tests/frameworks/test_jax.py tests/unit/data/formats/test_jax_arrays.py tests/unit/jax
 	$(JAX)/bin/python -m pytest -k jax tests/frameworks/test_preload.py tests/frameworks/test_examples.py
+
+.PHONY: deepspeed
+deepspeed: $(DEEPSPEED)/.installed ## DeepSpeed's ZeRO with killed workers and machines
+	$(DEEPSPEED)/bin/python -m pytest $(AGAIN) tests/frameworks/test_deepspeed.py tests/unit/deepspeed
 
 .PHONY: tensorflow
 tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines
@@ -235,6 +240,13 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt .ci/engines.txt .ci/make-v
 	.ci/make-venv $(ENGINES)
 	grep -v '^pandas==\|^pyarrow==' constraints.txt > $(ENGINES)/constraints.txt
 	$(ENGINES)/bin/python -m pip install --quiet -c $(ENGINES)/constraints.txt -r .ci/engines.txt -e '.[torch,test]'
+	touch $@
+
+# A source distribution whose setup imports torch. DS_BUILD_OPS=0: its extensions need no compiler here.
+$(DEEPSPEED)/.installed: pyproject.toml constraints.txt .ci/deepspeed.txt .ci/make-venv
+	.ci/make-venv $(DEEPSPEED)
+	$(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt -e '.[torch,test]' setuptools wheel
+	DS_BUILD_OPS=0 $(DEEPSPEED)/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -r .ci/deepspeed.txt
 	touch $@
 
 $(AZURITE):

@@ -5,34 +5,14 @@ provisioner and set `storage_path` to a bucket.
 """
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy
 
 import spotfit
-from spotfit.jax import JaxTrainer
+from spotfit.jax import Checkpointer, JaxTrainer
 
-STEPS, BATCH_SIZE, STEPS_PER_CHECKPOINT = 200, 128, 50
-
-
-def load_state() -> tuple[int, dict[str, Any]]:
-    """Return the number of steps done, and the weights."""
-    checkpoint = spotfit.get_checkpoint()
-    if checkpoint is None:
-        return 0, {"w": numpy.zeros((64, 10), "float32"), "b": numpy.zeros(10, "float32")}
-    with checkpoint.as_directory() as directory, numpy.load(Path(directory, "state.npz")) as file:
-        return int(file["steps"]), {"w": file["w"], "b": file["b"]}
-
-
-def report(steps: int, loss: float, weights: Any) -> None:
-    """Report on all workers; the files of a checkpoint come from rank 0."""
-    if spotfit.get_context().get_world_rank() != 0:
-        spotfit.report({"loss": loss})
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        numpy.savez(Path(directory, "state.npz"), steps=steps, **weights)
-        spotfit.report({"loss": loss}, checkpoint=spotfit.Checkpoint.from_directory(directory))
+STEPS, BATCH_SIZE, STEPS_PER_REPORT = 200, 128, 50
 
 
 def train() -> float:
@@ -56,10 +36,12 @@ def train() -> float:
         return jax.tree.map(lambda w, g: w - 0.5 * g, weights, gradients), loss
 
     update = jax.jit(sgd)
-    first_step, weights = load_state()
-    weights = jax.device_put(weights, whole)
+    initial = {"w": numpy.zeros((64, 10), "float32"), "b": numpy.zeros(10, "float32")}
+    checkpointer = Checkpointer(jax.device_put(initial, whole), total_steps=STEPS)
+    checkpointer.restore()
+    weights = checkpointer.state
     rows_per_worker = BATCH_SIZE // jax.process_count()
-    for step in range(first_step, STEPS):
+    for step in range(checkpointer.steps, STEPS):
         # The batch depends on the step only: a restarted worker continues with the same rows.
         batch = numpy.random.default_rng(step).integers(len(features), size=BATCH_SIZE)
         own = batch[jax.process_index() * rows_per_worker :][:rows_per_worker]
@@ -67,8 +49,9 @@ def train() -> float:
             jax.make_array_from_process_local_data(split, one[own]) for one in (features, labels)
         )
         weights, loss = update(weights, x, y)
-        if (step + 1) % STEPS_PER_CHECKPOINT == 0:
-            report(step + 1, float(loss), weights)
+        checkpointer.step(weights)
+        if checkpointer.steps % STEPS_PER_REPORT == 0:
+            spotfit.report({"loss": float(loss)})
     predicted = numpy.argmax(features @ weights["w"] + weights["b"], axis=1)
     return float((predicted == labels).mean())
 
@@ -81,5 +64,6 @@ if __name__ == "__main__":
             run_config=spotfit.RunConfig(name="jax", storage_path=storage),
             provisioner="local?nodes=2",
         )
-        accuracy = trainer.fit().return_value
-        print(f"{STEPS} steps, accuracy above 90 %: {accuracy > 0.9}")
+        result = trainer.fit()
+        print(f"{STEPS} steps, accuracy above 90 %: {result.return_value > 0.9}")
+        print("saved:", result.checkpoint is not None)

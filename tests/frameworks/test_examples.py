@@ -12,7 +12,7 @@ import pytest
 from tests.house.tree import ROOT
 
 EXPECTED_OUTPUT = {
-    "jax_digits.py": ["200 steps, accuracy above 90 %: True"],
+    "jax_digits.py": ["200 steps, accuracy above 90 %: True", "saved: True"],
     "lightgbm_breast_cancer.py": ["30 rounds, test AUC above 0.95: True"],
     "lightning_autoencoder.py": ["loss of the validation below 0.05: True"],
     "lightning_digits.py": ["lost machines: 1, resumed: True", "accuracy above 0.9: True"],

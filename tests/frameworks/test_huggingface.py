@@ -18,13 +18,13 @@ from torch.utils.data import Dataset
 
 import spotfit
 import spotfit.data
+from spotfit.checkpoint import base_checkpointer
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.client.run_handle import RunHandle
 from spotfit.data.iteration.data_iterator import DataIterator
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.policy.retry_budget import is_permanent_error
 from spotfit.torch import TorchTrainer, export_checkpoint
-from spotfit.torch.checkpoint import checkpointer
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 from tests.live.cloud import LiveTestCloud
@@ -468,7 +468,7 @@ EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps"
 def test_a_restart_after_a_step_changes_nothing(
     case: Config, stops: list[int], data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     base = {"num_train_epochs": 2, "metric_for_best_model": "loss"}
     case = {**case, "arguments": {**base, **case["arguments"]}}
     with a_session():
@@ -483,7 +483,7 @@ def test_a_restart_after_a_step_changes_nothing(
 def test_skipped_batches_are_not_read(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     arguments = {
         "num_train_epochs": 1,
         "dataloader_drop_last": True,
@@ -503,7 +503,7 @@ def test_an_epoch_begins_again_on_request(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ignore_data_skip, for datasets that are slow to skip."""
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     options = {"max_steps": 16, "ignore_data_skip": True, "metric_for_best_model": "loss"}
     case: Config = {"arguments": options}
     assert train_locally(tmp_path, case, data, stops_at=5) is None
@@ -682,7 +682,7 @@ def use_new_process(channel: Any = None) -> LocalSession:
 def test_a_shard_continues_where_a_snapshot_was_saved(
     tmp_path: Path, options: Config, every: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     use_new_process()
     whole = train_on_shard(tmp_path, options, every, stops_at=NEVER).all
     for step in (2, 5, 7):
@@ -700,7 +700,7 @@ def test_gradients_accumulated_at_the_end_of_an_epoch_are_part_of_the_next_step(
     tmp_path: Path, every: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard, whose length the Trainer does not know, has six batches: a step and half a step."""
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     options = {"max_steps": 5, "gradient_accumulation_steps": 4}
 
     def weights_of(stops_at: int) -> list[float]:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import spotfit
 import spotfit.data
+from spotfit.checkpoint import base_checkpointer
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.core.errors import ConfigError
 from spotfit.data.iteration.data_iterator import DataIterator
@@ -30,7 +31,6 @@ from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.lightning import CheckpointerCallback, prepare_trainer
 from spotfit.lightning.lightning_classes import CLASS_NAMES, class_for
 from spotfit.model.topology import Ranks
-from spotfit.torch.checkpoint import checkpointer
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 from tests.frameworks.lightning_digits import digits, hash_of, make_module
@@ -98,7 +98,7 @@ class Events(pl.Callback):
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSession]:
     """A session in which each simulated process may create a Checkpointer."""
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     session = LocalSession("run")
     training_api.set_session(session)
     yield session

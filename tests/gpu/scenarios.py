@@ -27,6 +27,7 @@ from spotfit.torch import (
     prepare_data_loader,
     prepare_model,
 )
+from spotfit.torch.checkpoint.tensor_arena import TensorArena
 
 Config = dict[str, Any]
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its size is read
@@ -144,7 +145,8 @@ def save_often(config: Config) -> dict[str, Any]:
         ckpt.save()
         save_s.append(time.perf_counter() - began)
         wait_for_uploads(ckpt)
-    is_pinned = all(slot.arena._unpin is not None for slot in ckpt._slots)
+    arenas = [slot.arena for slot in ckpt._slots]
+    is_pinned = all(isinstance(one, TensorArena) and one._unpin is not None for one in arenas)
     return {
         "save_s": median(save_s[1:]),  # the first allocates memory
         "copy_s": median(copy_s[1:]),

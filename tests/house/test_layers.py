@@ -15,6 +15,7 @@ from tests.house.tree import LOCALSIM, PROVISIONERS, ROOT, SDK, relative_path
 SDK_PACKAGES = sorted(path.parent for path in SDK.glob("*/__init__.py"))
 PACKAGES_WITH_EXPORTS = {
     "data",
+    "deepspeed",
     "horovod",
     "huggingface",
     "jax",

@@ -52,8 +52,8 @@ TensorPieces = dict[StateKey, list[tuple[int, TensorPiece]]]
 def tensor_pieces(saved: SavedState, section: str = "model") -> TensorPieces:
     """Return the pieces, with their ranks, of each tensor in that section of the state.
 
-    `section` is the first part of the key: "model", "optimizer" or "stateful_objects". Reads
-    nothing. Of pieces that several ranks saved alike only the first is returned.
+    `section` is the first part of the key: "model", "optimizer" or "stateful_objects", or "state"
+    of a pytree. Reads nothing. Of pieces that several ranks saved alike only the first is returned.
     """
     found: dict[StateKey, dict[tuple[int, ...], tuple[int, TensorPiece]]] = defaultdict(dict)
     for index in saved.indices:
@@ -63,15 +63,24 @@ def tensor_pieces(saved: SavedState, section: str = "model") -> TensorPieces:
     return {key: list(boxes.values()) for key, boxes in found.items()}
 
 
+def model_pieces(saved: SavedState) -> TensorPieces:
+    """Return the pieces of the model's tensors, or of all arrays where no section is the model.
+
+    JAX's Checkpointer saves one pytree, in which nothing says what the model is.
+    """
+    return tensor_pieces(saved) or tensor_pieces(saved, "state")
+
+
 def export_safetensors(saved: SavedState, path: Path) -> None:
-    """Write the model's tensors to one safetensors file, atomically.
+    """Write the tensors of `model_pieces` to one safetensors file, atomically.
 
     Blocks while the chunks of all ranks are read. The names are those of the model's
-    `state_dict()`; values that are not tensors, optimizers and other state are left out. Raises
-    `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a dtype that safetensors
-    does not support, and `OSError` if the disk is full; `path` then stays as it was.
+    `state_dict()`, or of the pytree's leaves; values that are not tensors, optimizers and other
+    state are left out. Raises `IntegrityError` if bytes are missing or corrupt, `ConfigError` for a
+    dtype that safetensors does not support, and `OSError` if the disk is full; `path` then stays as
+    it was.
     """
-    tensors = tensor_pieces(saved)
+    tensors = model_pieces(saved)
     header, offsets = _plan_layout(tensors, step=saved.indices[0].step)
     data_start = 8 + len(header)
     size_bytes = data_start + offsets[-1]

@@ -15,8 +15,11 @@ from msgspec.structs import replace
 from spotfit.core.codec import DECODE_ERRORS, decoder, encode
 from spotfit.core.errors import ConfigError, IntegrityError
 
-FORMAT_VERSION = 1
-"""Increased when a change would make earlier readers fail or misread."""
+FORMAT_VERSION = 2
+"""Increased when a change would make earlier readers fail or misread.
+
+1: values were written by `torch.save`. 2: by `value_codec`.
+"""
 # A chunk is also the buffer of a reader thread and the slot of a shared ring. 32 MiB keeps those
 # small, and makes the time per request negligible beside the transfer.
 MAX_CHUNK_BYTES = 32 * 2**20
@@ -91,9 +94,9 @@ class SnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     value_keys: tuple[StateKey, ...] = ()
     """Keys of the values that are not tensors, in the order of `encoded_values`."""
     encoded_values: bytes = b""
-    """List of those values, written by `torch.save`."""
+    """List of those values, written by `value_codec`."""
     encoded_rank_state: bytes = b""
-    """State of this rank only, such as RNG states and the loader's, written by `torch.save`."""
+    """State of this rank only, such as RNG states and the loader's, written by `value_codec`."""
     epoch: int = 0
     consumed: int = 0
     """Samples consumed in this epoch by the ranks that share a loader, or by this rank alone."""

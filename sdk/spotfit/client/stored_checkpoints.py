@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spotfit.checkpoint.export import export_safetensors, tensor_pieces
+from spotfit.checkpoint.export import export_safetensors, model_pieces
 from spotfit.checkpoint.gc import delete_checkpoint
 from spotfit.checkpoint.reader import SavedState, open_committed_snapshot
 from spotfit.client.keyring import key_of
@@ -117,6 +117,7 @@ def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) ->
         if path.suffix.lower() == _SAFETENSORS_SUFFIX:
             export_safetensors(saved, path)
             return
+        _reject_pytree(saved, path)
         plugins.require_module("torch", extra="torch")
         # The client is below the torch package in the layers, so it imports the exporter by name.
         exporter = plugins.require_module("spotfit.torch.checkpoint.torch_export", extra="torch")
@@ -126,6 +127,15 @@ def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) ->
             f"The output file {path} cannot be written: {error.strerror or error}.",
             do="Choose a directory with write permission and enough space for the model.",
         ) from error
+
+
+def _reject_pytree(saved: SavedState, path: Path) -> None:
+    if all(piece.key[0] == "state" for index in saved.indices for piece in index.pieces):
+        raise ConfigError(
+            f"The checkpoint cannot be exported to {path}: it is a pytree of JAX, which torch does "
+            "not read.",
+            do="Export it to a file that ends with .safetensors.",
+        )
 
 
 def remove_checkpoint(url: str, name: str) -> str:
@@ -211,7 +221,7 @@ def _inspect(store: Store, checkpoint: CheckpointCommitted) -> CheckpointInfo:
 def _read_content(saved: SavedState) -> CheckpointContent:
     # Step, epoch and world size are equal in the indices of all ranks.
     first = saved.indices[0]
-    model_tensors = tensor_pieces(saved)
+    model_tensors = model_pieces(saved)
     return CheckpointContent(
         step=first.step,
         epoch=first.epoch,

@@ -13,9 +13,9 @@ from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.iteration.shard_data_position import is_dataset_shard
 from spotfit.huggingface.snapshot_trainer import SnapshotTrainer, TrainerSnapshots
 from spotfit.model.failure_model import SaveCondition, parse_save_trigger
-from spotfit.torch.checkpoint.shard_data_position import is_dataset_shard
 from spotfit.worker.training_api import require_session
 
 _REQUIRED_METHODS = (

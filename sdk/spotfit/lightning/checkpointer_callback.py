@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spotfit.checkpoint.base_checkpointer import RestoreResult
 from spotfit.core.errors import ConfigError
 from spotfit.lightning.fit_checkpointer import FitCheckpointer
 from spotfit.model.failure_model import SaveCondition
-from spotfit.torch.checkpoint.checkpointer import Checkpointer, RestoreResult
+from spotfit.torch.checkpoint.checkpointer import Checkpointer
 from spotfit.worker.training_api import require_session
 
 

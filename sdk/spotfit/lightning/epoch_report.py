@@ -9,9 +9,9 @@ from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
+from spotfit.data.iteration.shard_data_position import is_dataset_shard
 from spotfit.model.reporting import CheckpointUploadMode
 from spotfit.model.validation_config import ValidationTaskConfig
-from spotfit.torch.checkpoint.shard_data_position import is_dataset_shard
 from spotfit.worker.training_api import report, require_session
 
 

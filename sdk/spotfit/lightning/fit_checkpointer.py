@@ -20,12 +20,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from spotfit.checkpoint.base_checkpointer import RestoreResult
 from spotfit.core.errors import ConfigError
 from spotfit.host import log
 from spotfit.lightning.epoch_report import plain_metrics
 from spotfit.lightning.logged_values import LoggedValues
 from spotfit.lightning.loop_state import LoopState
-from spotfit.torch.checkpoint.checkpointer import Checkpointer, RestoreResult
+from spotfit.torch.checkpoint.checkpointer import Checkpointer
 from spotfit.torch.checkpoint.data_position import is_stateful_loader
 from spotfit.worker.training_api import require_session
 

@@ -12,7 +12,12 @@ from typing import Any
 from spotfit.lightning.checkpointer_callback import CheckpointerHooks
 from spotfit.lightning.epoch_report import ReportHooks
 from spotfit.lightning.lightning_package import load
-from spotfit.lightning.strategies import WorkerEnvironment, WorkerFSDPStrategy, WorkerStrategy
+from spotfit.lightning.strategies import (
+    WorkerDeepSpeedStrategy,
+    WorkerEnvironment,
+    WorkerFSDPStrategy,
+    WorkerStrategy,
+)
 
 HOMES = {
     "lightning.pytorch": "spotfit.lightning.of_lightning",
@@ -22,7 +27,7 @@ HOMES = {
 _PARTS: dict[str, tuple[type[Any], str, str]] = {
     "CheckpointerCallback": (CheckpointerHooks, "callbacks", "Callback"),
     "RayDDPStrategy": (WorkerStrategy, "strategies", "DDPStrategy"),
-    "RayDeepSpeedStrategy": (WorkerStrategy, "strategies", "DeepSpeedStrategy"),
+    "RayDeepSpeedStrategy": (WorkerDeepSpeedStrategy, "strategies", "DeepSpeedStrategy"),
     "RayFSDPStrategy": (WorkerFSDPStrategy, "strategies", "FSDPStrategy"),
     "RayLightningEnvironment": (
         WorkerEnvironment,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotfit.core.errors import UnpreparedTrainerError
+from spotfit.frameworks.torch.deepspeed_ops import import_deepspeed
 from spotfit.frameworks.torch.lightning_check import (
     PREPARED_TRAINER,
     reject_unprepared_trainer,
@@ -72,6 +73,15 @@ class WorkerStrategy:
 
     def _configure_launcher(self) -> None:
         """Called by Lightning: leave the strategy without a launcher of processes."""
+
+
+class WorkerDeepSpeedStrategy(WorkerStrategy):
+    """As `WorkerStrategy`; on the CPU, DeepSpeed compiles no extension for its collectives."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take the arguments of Lightning's strategy. Raises `MissingExtraError`."""
+        import_deepspeed()
+        super().__init__(*args, **kwargs)
 
 
 class WorkerFSDPStrategy(WorkerStrategy):

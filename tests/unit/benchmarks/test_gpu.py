@@ -138,5 +138,5 @@ def test_without_torch_the_status_is_3(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_file_with_gpu_tests_is_run() -> None:
     files = gpu.files_with_gpu_tests(gpu.ROOT / "tests")
     names = [path.name for path in files]
-    assert {"test_shm_arena.py", "test_prepare.py", "test_data_loader.py"} <= set(names)
+    assert {"test_tensor_arena.py", "test_prepare.py", "test_data_loader.py"} <= set(names)
     assert names[-1] == "test_gpu.py", "the longest last"

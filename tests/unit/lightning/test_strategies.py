@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from spotfit.core.errors import SessionMisuseError, UnpreparedTrainerError
+from spotfit.core.errors import MissingExtraError, SessionMisuseError, UnpreparedTrainerError
 from spotfit.frameworks.torch.torchrun_group import LauncherGroup
 from spotfit.lightning.strategies import (
+    WorkerDeepSpeedStrategy,
     WorkerEnvironment,
     WorkerFSDPStrategy,
     WorkerStrategy,
@@ -49,6 +51,10 @@ class Strategy(WorkerStrategy, ParentStrategy):
 
 
 class ShardedStrategy(WorkerFSDPStrategy, ParentStrategy):
+    pass
+
+
+class EngineStrategy(WorkerDeepSpeedStrategy, ParentStrategy):
     pass
 
 
@@ -107,3 +113,9 @@ def test_a_trainer_with_another_world_size_is_rejected(session: LocalSession) ->
 def test_outside_of_a_training_function_it_raises() -> None:
     with pytest.raises(SessionMisuseError):
         prepare_trainer(trainer_with(Strategy(), WorkerEnvironment()))
+
+
+def test_a_strategy_of_deepspeed_needs_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(MissingExtraError, match="pip install torch setuptools wheel"):
+        EngineStrategy(stage=2)

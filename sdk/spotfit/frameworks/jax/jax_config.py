@@ -91,6 +91,10 @@ class JaxFramework:
         "jax",
         "jax.numpy",
         "jax.experimental.multihost_utils",
+        "spotfit.jax.checkpoint.pytree_checkpointer",
+        "spotfit.jax.checkpoint.array_arena",
+        "spotfit.jax.checkpoint.array_restore",
+        "spotfit.jax.checkpoint.signed_collectives",
     )
     # NCCL copies between two GPUs of a node directly only if both are visible to the process.
     sees_peer_devices = True

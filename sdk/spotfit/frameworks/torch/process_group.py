@@ -63,7 +63,7 @@ class TorchFramework:
         "torch.distributed.tensor",
         "torch.utils.serialization.config",
         "spotfit.torch.checkpoint.checkpointer",
-        "spotfit.torch.checkpoint.shm_arena",
+        "spotfit.torch.checkpoint.tensor_arena",
         "spotfit.torch.checkpoint.data_position",
         "spotfit.torch.checkpoint.load_plan",
         "spotfit.torch.checkpoint.optimizer_alloc",

@@ -14,9 +14,9 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.iteration.shard_data_position import is_dataset_shard
 from spotfit.torch.checkpoint.accelerate_types import unwrap_optimizer
 from spotfit.torch.checkpoint.optimizer_state import has_flat_parameters, parameter_names
-from spotfit.torch.checkpoint.shard_data_position import is_dataset_shard
 
 _STATEFUL_METHODS = ("state_dict", "load_state_dict")
 _OPTIMIZER_ATTRIBUTES = ("param_groups", "state", *_STATEFUL_METHODS)

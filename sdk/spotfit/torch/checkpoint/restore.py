@@ -18,8 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spotfit.checkpoint.base_checkpointer import (
+    DATASETS_KEY,
+    PER_RANK_KEY,
+    RNG_STATE_KEY,
+    load_object_state,
+    reject_resized_per_rank,
+)
 from spotfit.checkpoint.restore_candidates import RestorePlan
-from spotfit.core.errors import ConfigError
 from spotfit.host import log
 
 # torch and the modules that import it are loaded on first use.
@@ -27,9 +33,9 @@ if TYPE_CHECKING:
     from spotfit.checkpoint.format import SnapshotIndex
     from spotfit.checkpoint.reader import SavedState
     from spotfit.torch.checkpoint.compatibility import StateCompatibility, StateComponent
+    from spotfit.torch.checkpoint.data_position import TorchDataPosition
     from spotfit.torch.checkpoint.load_plan import StateLoadPlan
     from spotfit.torch.checkpoint.optimizer_alloc import PreviousOptimizerStates
-    from spotfit.torch.checkpoint.shard_data_position import DataPosition
     from spotfit.torch.checkpoint.training_state import TrainingState
 
 _UNUSED_REMEDY = (
@@ -38,8 +44,6 @@ _UNUSED_REMEDY = (
 )
 _POSITION_KEYS = frozenset(("sampler_position", "loader_state"))
 """Keys of a rank's state that describe its position in the data of `loader=`."""
-DATASETS_KEY = "datasets"
-"""Key of a rank's state with the positions in the trainer's datasets."""
 
 
 class RestoreOperation:
@@ -49,7 +53,7 @@ class RestoreOperation:
         self,
         training_state: TrainingState,
         per_rank: Mapping[str, Any],
-        position: DataPosition | None,
+        position: TorchDataPosition | None,
         *,
         rank: int,
         world_size: int,
@@ -194,7 +198,7 @@ class RestoreOperation:
         has_loader = has_position or (index.epoch, index.consumed) != (0, 0)
         saved_names = saved_components(saved).union(
             (LOADER_COMPONENT,) if has_loader else (),
-            (("per_rank", name) for name in rank_state.get("per_rank", ())),
+            (("per_rank", name) for name in rank_state.get(PER_RANK_KEY, ())),
         )
         current_names = frozenset(
             (
@@ -208,13 +212,12 @@ class RestoreOperation:
 
     def _reject_resize(self, saved: SavedState) -> None:
         rank_states = [_decode_rank_state(index) for index in saved.indices]
-        if self._per_rank and "per_rank" in rank_states[0]:
-            raise ConfigError(
-                f"{', '.join(sorted(self._per_rank))} was saved under per_rank= at world size "
-                f"{len(rank_states)} and cannot be restored at world size {self._world_size}.",
-                do=f"Set num_workers={len(rank_states)}, or use extra={{…}} for state that all "
-                "ranks share.",
-            )
+        reject_resized_per_rank(
+            self._per_rank,
+            rank_states[0],
+            saved_size=len(rank_states),
+            world_size=self._world_size,
+        )
         if self._position is not None:
             self._position.reject_resize(rank_states)
 
@@ -243,15 +246,15 @@ class RestoreOperation:
             )
 
     def _resume(self, saved: SavedState) -> int:
-        from spotfit.torch.checkpoint.training_state import load_object_state, set_rng_state
+        from spotfit.torch.checkpoint.training_state import set_rng_state
 
         index = saved.indices[self._rank]
         rank_state = _decode_rank_state(index)
-        for name, state in rank_state.get("per_rank", {}).items():
+        for name, state in rank_state.get(PER_RANK_KEY, {}).items():
             if name in self._per_rank:
                 load_object_state(state, name, self._per_rank[name])
         # After all load_state_dict methods, which may draw random numbers.
-        self.rng_state = rank_state["rng_state"]
+        self.rng_state = rank_state[RNG_STATE_KEY]
         set_rng_state(self.rng_state)
         if self._position is not None:
             self._position.resume(

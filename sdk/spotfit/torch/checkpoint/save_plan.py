@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import operator
 import pickle
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,13 +23,15 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from spotfit.checkpoint import value_codec
+from spotfit.checkpoint.base_checkpointer import RankSavePlan
 from spotfit.checkpoint.format import (
     DEDICATED_CHUNK_MIN_BYTES,
     StateKey,
     TensorPiece,
     aligned_offsets,
-    dotted_name,
 )
+from spotfit.checkpoint.value_codec import EncodedArray, ForeignValue, LeafDecoder
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.host import log
 from spotfit.torch.checkpoint.training_state import OpaqueValue, StateDict
@@ -41,27 +42,12 @@ _MIN_TENSORS_PER_RANK = 8
 
 _DENSE_TYPES = (torch.Tensor, torch.nn.Parameter)
 
-# Every version of torch's weights_only reader accepts integers below this; others are tested.
-_MAX_INT = 2**63
+_FRAMEWORK = "torch"
+# torch.save writes a zip file; msgpack begins neither a list nor a dict with these bytes.
+_TORCH_SAVE_MAGIC = b"PK\x03\x04"
 
 AllGatherObjectFn = Callable[[Any], list[Any]]
 """A collective: takes one object per rank and returns those of all ranks, in rank order."""
-
-
-class RankSavePlan(NamedTuple):
-    """What this rank writes of a state."""
-
-    pieces: tuple[TensorPiece, ...]
-    tensors: list[torch.Tensor]
-    """One per piece; they share memory with the tensors in use."""
-    value_keys: tuple[StateKey, ...]
-    values: list[Any]
-    """One per key."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the pieces including their alignment; values are not counted."""
-        return max((piece.end for piece in self.pieces), default=0)
 
 
 class SavePlanCache:
@@ -412,36 +398,27 @@ def _resolve_tensor(planner: DefaultSavePlanner, item: WriteItem) -> torch.Tenso
 
 
 def encode_values(values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
-    """Encode values with torch.save so that `decode_values` needs no pickled code.
+    """Encode values so that `decode_values` needs no pickled code.
 
     `values` is a list with one key each, or a dict without `keys`. numpy scalars become Python
-    numbers. Raises `ConfigError`, with the name of the value, for objects that torch.load rejects
-    with `weights_only=True`: data from a bucket must not be able to run code.
+    numbers. Values that only torch knows, such as sparse tensors, are written by torch.save. Raises
+    `ConfigError`, with the name of the value, for objects that torch.load rejects with
+    `weights_only=True`: data from a bucket must not be able to run code.
     """
-    plain = _with_python_scalars(values)
-    parts = zip(keys, plain, strict=True) if keys else _children(plain)
-    unsupported = [(key, part) for key, part in parts if _is_unsupported(part)]
-    if unsupported:
-        names = chain.from_iterable(
-            _unsupported_names(dotted_name(key), part) for key, part in unsupported
-        )
-        raise ConfigError(
-            f"The state of {', '.join(names)} contains objects that can only be pickled.",
-            do="Let its state_dict() return tensors, numbers, strings, and lists and dictionaries "
-            "of these.",
-        )
-    return _torch_save_bytes(plain)
+    return value_codec.encode_values(values, keys=keys, encode_leaf=_encode_leaf)
 
 
 def decode_values(body: bytes, source: str) -> Any:
     """Decode what `encode_values` returned, a list or dict, with its tensors on the CPU.
 
-    `source` says whose values they are. Raises `IntegrityError` with it if the bytes are corrupt
-    or would run code.
+    Also what earlier versions wrote by torch.save. `source` says whose values they are. Raises
+    `IntegrityError` with it if the bytes are corrupt or would run code.
     """
+    if not body.startswith(_TORCH_SAVE_MAGIC):
+        return value_codec.decode_values(body, source, _LEAF_DECODER)
     try:
-        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        return _load_without_code(body)
+    except ValueError as error:
         raise IntegrityError(
             f"The values that {source} saved are corrupt: torch.load(weights_only=True) rejects "
             "them.",
@@ -450,68 +427,63 @@ def decode_values(body: bytes, source: str) -> Any:
         ) from error
 
 
+def _encode_leaf(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is torch.Tensor and _is_plain_tensor(value):
+        rows = value.detach().cpu().contiguous()
+        body = rows.view(-1).view(torch.uint8).numpy().tobytes() if rows.numel() else b""
+        return EncodedArray(str(value.dtype).removeprefix("torch."), tuple(value.shape), body)
+    try:
+        body = _torch_save_bytes(value)
+        _load_without_code(body)
+    except (ValueError, pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return value
+    return ForeignValue(_FRAMEWORK, body)
+
+
+def _is_plain_tensor(value: torch.Tensor) -> bool:
+    """Return whether shape, dtype and bytes are all that the tensor has."""
+    return (
+        value.layout is torch.strided
+        and not value.is_quantized
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+        and value.device.type != "meta"
+    )
+
+
+def _decode_array(array: EncodedArray) -> torch.Tensor:
+    try:
+        dtype = getattr(torch, array.dtype)
+        if not array.body:
+            return torch.empty(array.shape, dtype=dtype)
+        # A copy, which the tensor may change.
+        flat = torch.frombuffer(bytearray(array.body), dtype=torch.uint8)
+        return flat.view(dtype).view(array.shape)
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _decode_foreign(value: ForeignValue) -> Any:
+    if value.framework != _FRAMEWORK:
+        raise ValueError(f"a value of {value.framework} cannot be read by torch")
+    return _load_without_code(value.body)
+
+
+_LEAF_DECODER = LeafDecoder(array=_decode_array, foreign=_decode_foreign)
+
+
+def _load_without_code(body: bytes) -> Any:
+    """Read what torch.save wrote. Raises ValueError if it is corrupt or would run code."""
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(str(error)) from error
+
+
 def _torch_save_bytes(values: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(values, buffer)
     return buffer.getvalue()
-
-
-def _with_python_scalars(value: Any) -> Any:
-    """Convert numpy scalars, which torch.load rejects; return the same object if there are none."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) in (dict, OrderedDict):
-        parts = {
-            _with_python_scalars(key): _with_python_scalars(part) for key, part in value.items()
-        }
-        is_unchanged = all(map(operator.is_, parts, value)) and all(
-            map(operator.is_, parts.values(), value.values())
-        )
-        return value if is_unchanged else type(value)(parts)
-    if type(value) in (list, tuple):
-        items = [_with_python_scalars(part) for part in value]
-        return value if all(map(operator.is_, items, value)) else type(value)(items)
-    return value
-
-
-def _children(value: Any) -> Iterator[tuple[StateKey, Any]]:
-    if type(value) in (dict, OrderedDict):
-        yield from (((str(name),), part) for name, part in value.items())
-    elif type(value) in (list, tuple):
-        yield from (((position,), part) for position, part in enumerate(value))
-
-
-def _unsupported_names(name: str, value: Any) -> list[str]:
-    """Return the names of the innermost unsupported values."""
-    if not _is_unsupported(value):
-        return []
-    inner = [
-        unsupported
-        for key, part in _children(value)
-        for unsupported in _unsupported_names(dotted_name((name, *key)), part)
-    ]
-    return inner or [name]
-
-
-def _is_unsupported(value: Any) -> bool:
-    """Return whether `decode_values` would reject the value."""
-    if _is_plain_value(value):  # most values; encoding all of them twice would be slow
-        return False
-    try:
-        decode_values(_torch_save_bytes(value), "this rank")
-    except (IntegrityError, pickle.PicklingError, AttributeError, TypeError, RuntimeError):
-        return True
-    return False
-
-
-def _is_plain_value(value: Any) -> bool:
-    kind = type(value)
-    if kind in (list, tuple):
-        return all(map(_is_plain_value, value))
-    if kind is dict:
-        return all(map(_is_plain_value, value)) and all(map(_is_plain_value, value.values()))
-    if kind is int:
-        return bool(abs(value) < _MAX_INT)
-    if kind is torch.Tensor:
-        return value.layout is torch.strided and not value.is_quantized
-    return kind in (float, bool, str, type(None))

@@ -6,8 +6,6 @@ structure with placeholders, which keeps keys and container types exactly as the
 
 from __future__ import annotations
 
-import random  # noqa: TID251 - saves and restores the RNG of the user's code
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,8 +19,10 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from spotfit.checkpoint.base_checkpointer import load_object_state
 from spotfit.checkpoint.format import StateKey
 from spotfit.core.errors import ConfigError
+from spotfit.frameworks.host_rng import host_rng_state, set_host_rng_state
 from spotfit.torch.checkpoint.optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 
 StateDict = dict[str, Any]
@@ -112,26 +112,6 @@ class TrainingState(NamedTuple):
             else:
                 load_object_state(saved, name, stateful)
         return not_restored
-
-
-def load_object_state(saved: Any, name: str, stateful: Any) -> None:
-    """Call `load_state_dict(saved)` of one object of the user. Raises `ConfigError` if it fails.
-
-    `name` is the object's name for the message, such as "scheduler". The error has the detail
-    `retryable=True`, because the cause may be temporary.
-    """
-    try:
-        stateful.load_state_dict(saved)
-    except Exception as error:  # user-defined code may raise anything
-        raise ConfigError(
-            f"load_state_dict of {name} ({type(stateful).__name__}) rejected the saved state: "
-            f"{type(error).__name__}: {error}",
-            do="Make load_state_dict accept what state_dict returned, at any number of workers. "
-            "DDP adds the prefix 'module.' to the names of weights: save those of the unwrapped "
-            "model.",
-            # Unlike our own checks this may be temporary, for example a full disk.
-            retryable=True,
-        ) from error
 
 
 def copy_containers(state: StateDict) -> StateDict:
@@ -350,11 +330,7 @@ def rng_state() -> StateDict:
     Of this process, as copies. Those of GPUs only if CUDA is initialized: "cuda" is that of the
     current one, "other_cuda" those of the following visible ones, in the order of their numbers.
     """
-    state: StateDict = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy.random")) is not None:
-        # A list instead of numpy's array, which torch.load does not accept with weights_only.
-        kind, keys, position, has_gauss, gauss = numpy.get_state()
-        state["numpy"] = (kind, keys.tolist(), position, has_gauss, gauss)
+    state = {**host_rng_state(), "torch": torch.get_rng_state()}
     if gpu_in_use():
         state["cuda"] = torch.cuda.get_rng_state()
         # A worker may have several GPUs, its first one is current. Each state has 16 bytes, and
@@ -371,12 +347,8 @@ def set_rng_state(state: StateDict) -> None:
     Those of GPUs only if `state` has them and this process has the GPUs, counted from its current
     one; that of numpy only if `state` has one.
     """
-    random.setstate(state["python"])
+    set_host_rng_state(state)
     torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        import numpy
-
-        numpy.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
         others = state.get("other_cuda", ())

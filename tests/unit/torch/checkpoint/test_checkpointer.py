@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 import spotfit.torch
-from spotfit.checkpoint import restore_candidates
+from spotfit.checkpoint import base_checkpointer, restore_candidates
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import CheckpointReport
 from spotfit.checkpoint.reader import (
@@ -30,6 +30,7 @@ from spotfit.checkpoint.reader import (
     SavedStateDescriptor,
     read_chunks,
 )
+from spotfit.checkpoint.shm_arena import ShmArena
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, run_save_at_end
 from spotfit.core.errors import ConfigError, IntegrityError, SessionMisuseError
@@ -42,7 +43,6 @@ from spotfit.torch import Checkpointer, export_checkpoint, init_module
 from spotfit.torch.checkpoint import checkpointer, training_state
 from spotfit.torch.checkpoint.compatibility import StateCompatibility
 from spotfit.torch.checkpoint.data_position import SamplerPosition
-from spotfit.torch.checkpoint.shm_arena import ShmArena
 from spotfit.torch.checkpoint.training_state import backup_tensors
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
@@ -137,7 +137,7 @@ def single_session() -> Iterator[LocalSession]:
 @pytest.fixture
 def session(single_session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> LocalSession:
     """A session in which each simulated process may create a Checkpointer."""
-    monkeypatch.setattr(checkpointer, "_reject_second_checkpointer", lambda _: None)
+    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     return single_session
 
 

@@ -28,7 +28,7 @@ from spotfit.torch.checkpoint.save_plan import (
     decode_values,
     encode_values,
 )
-from spotfit.torch.checkpoint.shm_arena import ShmArena
+from spotfit.torch.checkpoint.tensor_arena import TensorArena
 from spotfit.torch.checkpoint.training_state import CPU_PLACEMENT, extract_tensors, insert_tensors
 from tests.unit.frameworks.torch.ranks import run_on_ranks
 from tests.unit.torch.checkpoint.loading import load_state
@@ -47,9 +47,9 @@ def a_state(fill: float, lr: float = 0.1, **other: Any) -> dict[str, Any]:
 def saved_by(world_size: int, folder: Path, state: dict[str, Any]) -> SavedState:
     def work(rank: int, gather: AllGatherObjectFn) -> MemoryShardReader:
         share = SavePlanCache(rank, gather).plan(state)
-        arena = ShmArena([folder], lambda where: where / f"{rank}")
+        arena = TensorArena([folder], lambda where: where / f"{rank}")
         arena.reserve(share.pieces)
-        arena.copy_tensors(share.tensors)
+        arena.copy(share.tensors)
         index = SnapshotIndex(
             rank=rank,
             world_size=world_size,

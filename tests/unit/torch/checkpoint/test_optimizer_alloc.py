@@ -24,7 +24,7 @@ from spotfit.torch.checkpoint.optimizer_alloc import (
     restore_optimizer_states,
 )
 from spotfit.torch.checkpoint.save_plan import SavePlanCache, encode_values
-from spotfit.torch.checkpoint.shm_arena import ShmArena
+from spotfit.torch.checkpoint.tensor_arena import TensorArena
 from spotfit.torch.checkpoint.training_state import TrainingState
 from tests.unit.torch.checkpoint.loading import load_state
 
@@ -70,9 +70,9 @@ def trained(training: TrainingState, steps: int) -> TrainingState:
 
 def saved_of(training: TrainingState, folder: Path) -> SavedState:
     share = SavePlanCache(0, lambda value: [value]).plan(training.state_dict())
-    arena = ShmArena([folder], lambda where: where / "segment")
+    arena = TensorArena([folder], lambda where: where / "segment")
     arena.reserve(share.pieces)
-    arena.copy_tensors(share.tensors)
+    arena.copy(share.tensors)
     values, chunks = encode_values(share.values), split_into_chunks(share.pieces)
     arena.publish(
         SnapshotIndex(

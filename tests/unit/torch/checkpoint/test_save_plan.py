@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from spotfit.checkpoint.base_checkpointer import RankSavePlan
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.torch.checkpoint.save_plan import (
     AllGatherObjectFn,
-    RankSavePlan,
     SavePlanCache,
     decode_values,
     encode_values,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from spotfit.checkpoint.base_checkpointer import load_object_state
 from spotfit.core.errors import ConfigError
 from spotfit.torch.checkpoint.save_plan import encode_values
 from spotfit.torch.checkpoint.training_state import (
@@ -22,7 +23,6 @@ from spotfit.torch.checkpoint.training_state import (
     extract_tensors,
     gpu_in_use,
     insert_tensors,
-    load_object_state,
     rng_state,
     set_rng_state,
 )

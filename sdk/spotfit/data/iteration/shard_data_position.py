@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spotfit.core.lazy_names import is_loaded_instance
-from spotfit.torch.checkpoint.data_position import (
-    LoaderPosition,
-    SamplerPosition,
-    TrainingLoopMonitor,
-)
+from spotfit.data.iteration.loop_monitor import TrainingLoopMonitor
 
 if TYPE_CHECKING:
     from spotfit.data.iteration.batch_passes import BatchPasses
@@ -85,7 +81,3 @@ class ShardDataPosition:
         self, epoch: int, consumed: int, rank_states: Sequence[Mapping[str, Any]]
     ) -> None:
         """Do nothing: the session resumes all shards."""
-
-
-DataPosition: TypeAlias = SamplerPosition | LoaderPosition | ShardDataPosition
-"""Position in the data of any `loader=` of a Checkpointer."""

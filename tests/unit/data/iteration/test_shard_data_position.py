@@ -10,8 +10,8 @@ from torch import nn
 
 import spotfit.data
 from spotfit.data.data_config import DataConfig
+from spotfit.data.iteration.shard_data_position import ShardDataPosition, is_dataset_shard
 from spotfit.torch import Checkpointer
-from spotfit.torch.checkpoint.shard_data_position import ShardDataPosition, is_dataset_shard
 from spotfit.worker.local_session import LocalSession
 from spotfit.worker.training_api import use_session
 

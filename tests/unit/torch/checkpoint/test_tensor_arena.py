@@ -11,27 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 
+from spotfit.checkpoint.base_checkpointer import RankSavePlan
 from spotfit.checkpoint.format import SnapshotIndex, TensorPiece, split_into_chunks
 from spotfit.checkpoint.shm_segment import ShmSegment
-from spotfit.torch.checkpoint import shm_arena
+from spotfit.torch.checkpoint import tensor_arena
 from spotfit.torch.checkpoint.load_plan import piece_as_tensor
-from spotfit.torch.checkpoint.save_plan import RankSavePlan, SavePlanCache
-from spotfit.torch.checkpoint.shm_arena import ShmArena
+from spotfit.torch.checkpoint.save_plan import SavePlanCache
+from spotfit.torch.checkpoint.tensor_arena import TensorArena
 
 
-def arena_in(*folders: Path) -> ShmArena:
+def arena_in(*folders: Path) -> TensorArena:
     count = itertools.count(1)
-    return ShmArena(folders, lambda folder: folder / f"0-{next(count)}")
+    return TensorArena(folders, lambda folder: folder / f"0-{next(count)}")
 
 
 def share_of(**tensors: torch.Tensor) -> RankSavePlan:
     return SavePlanCache(0, lambda value: [value]).plan(dict(tensors))
 
 
-def save_and_read(arena: ShmArena, share: RankSavePlan) -> list[torch.Tensor]:
+def save_and_read(arena: TensorArena, share: RankSavePlan) -> list[torch.Tensor]:
     """Return the tensors as another process reads them."""
     arena.reserve(share.pieces)
-    arena.copy_tensors(share.tensors)
+    arena.copy(share.tensors)
     arena.publish(
         SnapshotIndex(
             rank=0,
@@ -69,7 +70,7 @@ def test_a_rank_without_tensors_publishes_a_snapshot(
 ) -> None:
     """With a tiny model some ranks have no tensor to write."""
     monkeypatch.setattr(
-        "spotfit.torch.checkpoint.shm_arena.gpu_in_use", lambda: True
+        "spotfit.torch.checkpoint.tensor_arena.gpu_in_use", lambda: True
     )  # nothing to pin
     arena = arena_in(tmp_path)
     share = share_of(**tensors)
@@ -101,7 +102,7 @@ def test_a_growing_index_gets_more_space(tmp_path: Path) -> None:
     save_and_read(arena, share)
     own = bytes(10**6)
     arena.reserve(share.pieces, values_bytes=len(own))
-    arena.copy_tensors(share.tensors)
+    arena.copy(share.tensors)
     arena.publish(
         SnapshotIndex(
             rank=0,
@@ -148,8 +149,8 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ranges = [line.split()[0].split("-") for line in lines]
         calls.append(any(int(low, 16) <= address < int(high, 16) for low, high in ranges))
 
-    monkeypatch.setattr(shm_arena, "_pin_memory", pin)
-    monkeypatch.setattr(shm_arena, "_unpin_memory", unpin)
+    monkeypatch.setattr(tensor_arena, "_pin_memory", pin)
+    monkeypatch.setattr(tensor_arena, "_unpin_memory", unpin)
     return calls
 
 
@@ -182,7 +183,7 @@ def test_an_arena_that_is_collected_unpins_its_memory(tmp_path: Path, unpinned: 
 def test_a_segment_that_was_not_pinned_is_not_unpinned(
     tmp_path: Path, unpinned: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm_arena, "_pin_memory", lambda _: None)
+    monkeypatch.setattr(tensor_arena, "_pin_memory", lambda _: None)
     arena = arena_in(tmp_path)
     arena.reserve(share_of(a=torch.ones(10**5)).pieces)
     arena.close()
@@ -218,7 +219,7 @@ def test_on_a_gpu_tensors_are_copied_exactly(
     shm_path: Path, monkeypatch: pytest.MonkeyPatch, is_pinned: bool
 ) -> None:
     if not is_pinned:
-        monkeypatch.setattr(shm_arena, "gpu_in_use", lambda: False)
+        monkeypatch.setattr(tensor_arena, "gpu_in_use", lambda: False)
     torch.ones(1, device="cuda")
     arena = arena_in(shm_path)
     share = share_of(**{name: one.cuda() for name, one in TENSORS.items()})
@@ -268,13 +269,13 @@ def test_copies_from_a_gpu_that_is_not_current_are_complete(shm_path: Path) -> N
 def test_on_a_gpu_a_failed_pinning_is_not_raised_by_the_next_kernel(shm_path: Path) -> None:
     torch.ones(1, device="cuda")
     segment = ShmSegment.create(shm_path / "segment", 2**20)
-    address = shm_arena._pin_memory(segment)
+    address = tensor_arena._pin_memory(segment)
     assert address is not None
-    assert shm_arena._pin_memory(segment) is None, "it is registered already"
+    assert tensor_arena._pin_memory(segment) is None, "it is registered already"
     torch.ones(3, device="cuda").add_(1)
     torch.cuda.synchronize()
-    shm_arena._unpin_memory(address)
-    shm_arena._unpin_memory(address)  # fails: it is not registered any more
+    tensor_arena._unpin_memory(address)
+    tensor_arena._unpin_memory(address)  # fails: it is not registered any more
     torch.ones(3, device="cuda").add_(1)
     segment.close()
 

@@ -1,0 +1,25 @@
+"""Training with DeepSpeed: `from spotfit.deepspeed import initialize, load_checkpoint`.
+
+Importing this package must not import deepspeed; each name loads its module on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spotfit.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from spotfit.deepspeed.engine import initialize as initialize
+    from spotfit.deepspeed.engine_checkpoint import load_checkpoint as load_checkpoint
+    from spotfit.deepspeed.engine_checkpoint import report_checkpoint as report_checkpoint
+
+_MODULES = {
+    "initialize": "spotfit.deepspeed.engine",
+    "load_checkpoint": "spotfit.deepspeed.engine_checkpoint",
+    "report_checkpoint": "spotfit.deepspeed.engine_checkpoint",
+}
+
+__all__ = ["initialize", "load_checkpoint", "report_checkpoint"]
+
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

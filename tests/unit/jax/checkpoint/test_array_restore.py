@@ -1,0 +1,104 @@
+"""A restore detects what is missing, and what another framework has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import numpy as np  # noqa: E402
+
+from spotfit.checkpoint.format import SnapshotIndex, split_into_chunks  # noqa: E402
+from spotfit.checkpoint.reader import MemoryShardReader, SavedState, read_chunks  # noqa: E402
+from spotfit.checkpoint.shm_segment import ShmSegment  # noqa: E402
+from spotfit.core.errors import ConfigError, IntegrityError  # noqa: E402
+from spotfit.frameworks.host_rng import host_rng_state  # noqa: E402
+from spotfit.jax.checkpoint.array_arena import ArrayArena  # noqa: E402
+from spotfit.jax.checkpoint.array_restore import ArrayRestore  # noqa: E402
+from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner  # noqa: E402
+from spotfit.jax.checkpoint.array_tree import ArrayTree  # noqa: E402
+from spotfit.jax.checkpoint.array_values import encode_values  # noqa: E402
+
+
+def saved_by(world_size: int, folder: Path, state: Any) -> SavedState:
+    """Return the snapshot of ranks that all hold the arrays of numpy in `state`."""
+    readers = []
+    for rank in range(world_size):
+        plan = ArraySavePlanner(rank, world_size).plan(ArrayTree(state))
+        arena = ArrayArena([folder / str(rank)], lambda directory: directory / "0.segment")
+        arena.reserve(plan.pieces)
+        arena.copy(plan.tensors)
+        arena.publish(
+            SnapshotIndex(
+                rank=rank,
+                world_size=world_size,
+                step=7,
+                pieces=plan.pieces,
+                value_keys=plan.value_keys,
+                encoded_values=encode_values(plan.values, keys=plan.value_keys),
+                encoded_rank_state=encode_values({"rng_state": host_rng_state(), "rank": rank}),
+                chunks=split_into_chunks(plan.pieces),
+                epoch=2,
+            )
+        )
+        readers.append(MemoryShardReader(ShmSegment.open(arena.path)))
+    return SavedState(readers, "checkpoint_000001")
+
+
+def restore_of(state: Any, *, rank: int = 0, world_size: int = 1) -> ArrayRestore:
+    return ArrayRestore(
+        ArrayTree(state).template(),
+        {},
+        rank=rank,
+        world_size=world_size,
+        resume_datasets=lambda _: None,
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_another_number_of_ranks_restores_all_values(tmp_path: Path, world_size: int) -> None:
+    state: dict[str, Any] = {
+        "large": np.arange(700_000.0).reshape(700, 1000),
+        "small": np.arange(3),
+        "n": 5,
+    }
+    saved = saved_by(3, tmp_path, state)
+    zeros = {"large": np.zeros((700, 1000)), "small": np.zeros(3, int), "n": 0}
+    restore = restore_of(zeros, rank=world_size - 1, world_size=world_size)
+    read_chunks(restore.plan(saved).reads)
+    assert restore.apply(saved) == 2
+    assert np.array_equal(restore.state["large"], state["large"])
+    assert restore.state["small"].tolist() == [0, 1, 2]
+    assert restore.state["n"] == 5
+    assert (restore.rng_state is not None) == (world_size == 3), "RNG states belong to the ranks"
+
+
+def test_an_incomplete_array_is_rejected(tmp_path: Path) -> None:
+    saved = saved_by(2, tmp_path, {"w": np.zeros((700, 1000))})
+    reader: Any = saved.readers[1]
+    reader.index = msgspec.structs.replace(reader.index, pieces=reader.index.pieces[1:])
+    with pytest.raises(IntegrityError, match=r"The array state\.w is incomplete: "):
+        restore_of({"w": np.zeros((700, 1000))}).plan(saved)
+
+
+def test_a_checkpoint_of_another_framework_is_rejected(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, {"w": np.zeros(3)})
+    reader: Any = saved.readers[0]
+    piece = msgspec.structs.replace(reader.index.pieces[0], key=("model", "w"))
+    reader.index = msgspec.structs.replace(reader.index, pieces=(piece,))
+    with pytest.raises(ConfigError, match=r"was not saved by spotfit\.jax\.Checkpointer"):
+        restore_of({"w": np.zeros(3)}).plan(saved)
+
+
+def test_a_plan_that_is_rolled_back_can_be_repeated(tmp_path: Path) -> None:
+    saved = saved_by(1, tmp_path, [np.ones(3)])
+    restore = restore_of([np.zeros(3)])
+    restore.plan(saved)
+    restore.roll_back()
+    read_chunks(restore.plan(saved).reads)
+    restore.apply(saved)
+    assert restore.state[0].tolist() == [1.0] * 3
