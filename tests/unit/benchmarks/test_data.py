@@ -7,7 +7,7 @@ from benchmarks.data import Reading, compare, table
 
 
 def a_reading(side: str, cpu_s: float, first_cpu_s: float, memory_mb: int) -> Reading:
-    reading = {"rows": 1000, "cpu_s": cpu_s, "first_cpu_s": first_cpu_s}
+    reading = {"rows": 1000, "cpu_s": cpu_s, "first_cpu_s": first_cpu_s, "wall_s": 9, "first_s": 1}
     return Reading(side, reading, memory_mb * 1_000_000, 1, "")
 
 
@@ -15,7 +15,7 @@ def runs_of(monkeypatch: pytest.MonkeyPatch, **readings: list[Reading]) -> list[
     """Replace runs by these readings of each side; return the sides in the order of their runs."""
     order = list[str]()
 
-    def run(side: str, _name: str) -> Reading:
+    def run(side: str, _name: str, _storage: str) -> Reading:
         order.append(side)
         return readings[side].pop(0)
 
