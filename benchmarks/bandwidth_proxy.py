@@ -1,8 +1,9 @@
-"""A TCP proxy that limits the bandwidth of responses, as the network of a small machine does.
+"""A TCP proxy with the bandwidth of the network of a small machine, and the latency of a bucket.
 
-    bandwidth_proxy.py 127.0.0.1:5000 --gbit 0.75
+    bandwidth_proxy.py 127.0.0.1:5000 --gbit 0.75 --delay-ms 30
 
 The first line of output is the port. All responses share the bandwidth; requests are not limited.
+Each part of a request arrives after the delay.
 """
 
 import argparse
@@ -33,24 +34,25 @@ class BandwidthLimit:
         return self._free_at
 
 
-async def serve(host: str, port: int, limit: BandwidthLimit) -> asyncio.Server:
+async def serve(
+    host: str, port: int, limit: BandwidthLimit, *, delay_s: float = 0.0
+) -> asyncio.Server:
     """Start a proxy to that server on a free port."""
     clock = asyncio.get_running_loop().time
 
     async def throttle(size_bytes: int) -> None:
         await asyncio.sleep(max(0.0, limit.finished_at(size_bytes, clock()) - clock()))
 
+    async def delay(_size_bytes: int) -> None:
+        await asyncio.sleep(delay_s)
+
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(host, port)
         await asyncio.gather(
-            _forward(reader, server_writer, _no_wait), _forward(server_reader, writer, throttle)
+            _forward(reader, server_writer, delay), _forward(server_reader, writer, throttle)
         )
 
     return await asyncio.start_server(connected, "127.0.0.1", 0)
-
-
-async def _no_wait(_size_bytes: int) -> None:
-    return
 
 
 async def _forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter, wait: Wait) -> None:
@@ -62,8 +64,8 @@ async def _forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter, wai
             await sink.drain()
 
 
-async def _main(host: str, port: int, bytes_per_s: float) -> None:
-    server = await serve(host, port, BandwidthLimit(bytes_per_s))
+async def _main(host: str, port: int, bytes_per_s: float, delay_s: float) -> None:
+    server = await serve(host, port, BandwidthLimit(bytes_per_s), delay_s=delay_s)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -71,7 +73,8 @@ async def _main(host: str, port: int, bytes_per_s: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("server", help="host:port")
-    parser.add_argument("--gbit", type=float, required=True, help="a second")
+    parser.add_argument("--gbit", type=float, default=1e3, help="a second")
+    parser.add_argument("--delay-ms", type=float, default=0.0)
     args = parser.parse_args()
     host, _, port = args.server.rpartition(":")
-    asyncio.run(_main(host, int(port), args.gbit * GBIT_BYTES))
+    asyncio.run(_main(host, int(port), args.gbit * GBIT_BYTES, args.delay_ms / 1000))

@@ -38,9 +38,13 @@ class Server:
     @property
     def url(self) -> str:
         """The storage path of the bucket, accepted by all sides."""
+        return self.url_of("runs")
+
+    def url_of(self, prefix: str) -> str:
+        """Return the URL of the objects with that prefix."""
         url = urlsplit(self.address)
         options = f"endpoint_override={url.netloc}&scheme={url.scheme}&region=us-east-1"
-        return f"s3://{NAME}/runs?{options}"
+        return f"s3://{NAME}/{prefix}?{options}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -58,6 +62,14 @@ class Server:
             for first in range(0, len(found), _DELETE_BATCH):
                 batch = {"Objects": found[first : first + _DELETE_BATCH], "Quiet": True}
                 client.delete_objects(Bucket=NAME, Delete=batch)
+
+    def upload(self, folder: Path, prefix: str) -> None:
+        """Create the bucket if necessary, and upload the files of a folder."""
+        client = self._client()
+        with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket=NAME)
+        for path in sorted(folder.iterdir()):
+            client.upload_file(str(path), NAME, f"{prefix}/{path.name}")
 
     def _client(self) -> Any:
         import boto3
@@ -128,9 +140,18 @@ def _self_signed_certificate() -> tuple[str, str]:
 
 def with_bandwidth_limit(server: Server, gbit: float) -> Server:
     """Return the server behind a proxy that limits its responses to `gbit` per second."""
+    return _behind_proxy(server, "--gbit", str(gbit))
+
+
+def with_delay(server: Server, delay_ms: float) -> Server:
+    """Return the server behind a proxy that delays every request."""
+    return _behind_proxy(server, "--delay-ms", str(delay_ms))
+
+
+def _behind_proxy(server: Server, *options: str) -> Server:
     url = urlsplit(server.address)
     command = [sys.executable, str(Path(__file__).with_name("bandwidth_proxy.py")), url.netloc]
-    proxy = subprocess.Popen([*command, "--gbit", str(gbit)], stdout=subprocess.PIPE, text=True)
+    proxy = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     atexit.register(proxy.kill)
     assert proxy.stdout is not None
     return replace(server, address=f"{url.scheme}://127.0.0.1:{int(proxy.stdout.readline())}")

@@ -1,11 +1,13 @@
-"""Reading a data set once, in CPU seconds: spotfit.data against other loaders, in pairs.
+"""Read a data set once, in CPU seconds: spotfit.data against other loaders, in pairs.
 
-Each side reads the same Parquet files from a disk and yields shuffled batches of tensors on one
-rank. The figures are rows per CPU second of all its processes, CPU seconds to the first batch, both
-from the end of the imports on, and the largest proportional set size of the processes.
+Each side reads the same Parquet files from a disk, or from S3 behind a delay of 30 ms per request,
+and yields shuffled batches of tensors on one rank. The figures are rows per CPU second of all its
+processes, CPU seconds to the first batch, both from the end of the imports on, and the largest
+proportional set size of the processes.
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -20,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import peers, process_tree, ratios, tables
+from benchmarks import bucket, peers, process_tree, ratios, tables
 
 RESULT = peers.BENCH / "results" / "data.json"
 SETS = {"tables": 256, "text": 64, "images": 64}
@@ -30,8 +33,14 @@ SIDES = {
     "dataloader": "data",
     "ray": "data-ray",
     "huggingface": "data-huggingface",
+    "streaming": "data-streaming",
+    "feeders": "data",
 }
 """The environment of each side."""
+PEERS = ("dataloader", "ray", "huggingface", "streaming")
+FEEDERS = (0, 1, 4)
+"""Numbers of feeder processes beside the training loop."""
+S3_DELAY_MS = 30.0
 LIMIT_S = 600.0
 PSS_INTERVAL_S = 0.2
 
@@ -59,14 +68,23 @@ class SideRun:
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(side: str, name: str) -> SideRun:
+def run(side: str, name: str, storage: str = "disk") -> SideRun:
     """Read a data set once with one side."""
-    folder = create_set(name)
+    location, variables = str(create_set(name)), dict[str, str]()
+    if storage == "s3":
+        delayed = _delayed_server(name)
+        location, variables = delayed.url_of(f"data/{name}"), delayed.environment
+    return _execute(side, (name, location, str(SETS[name])), variables)
+
+
+def _execute(side: str, arguments: tuple[str, ...], variables: Mapping[str, str]) -> SideRun:
+    """Run the program of a side, and read the line of JSON that it prints."""
     program = str(peers.SIDES / f"data_{side}.py")
-    command = [str(peers.python_of(SIDES[side])), program, name, str(folder), str(SETS[name])]
+    command = [str(peers.python_of(SIDES[side])), program, *arguments]
     tag = uuid.uuid4().hex
     environment = {
         **os.environ,
+        **variables,
         process_tree.TAG: tag,
         "PYTHONPATH": str(peers.ROOT),
         "OMP_NUM_THREADS": "1",
@@ -88,6 +106,14 @@ def run(side: str, name: str) -> SideRun:
     reading = json.loads(lines[-1]) if lines and not process.returncode else {}
     tail = "" if reading else process.stdout[-2_000:]
     return SideRun(side, reading, memory.peak_bytes, tree.processes, tail)
+
+
+@functools.cache
+def _delayed_server(name: str) -> bucket.Server:
+    """Return a server with the data set."""
+    server = bucket.server()
+    server.upload(create_set(name), f"data/{name}")
+    return bucket.with_delay(server, S3_DELAY_MS)
 
 
 def create_set(name: str) -> Path:
@@ -135,17 +161,17 @@ def pss_bytes(process_id: int) -> int:
 # ── pairs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def compare(name: str, peer: str, pairs: int) -> dict[str, Any]:
+def compare(name: str, peer: str, pairs: int, storage: str = "disk") -> dict[str, Any]:
     """Run spotfit and a peer in pairs, after a discarded one; return the statistics."""
     print(f"{name}: spotfit against {peer}", flush=True)
     measured = []
     for is_first in [True, *ratios.order(pairs)]:
         sides = ("spotfit", peer) if is_first else (peer, "spotfit")
-        by_side = {side: _run_and_print(side, name) for side in sides}
+        by_side = {side: _run_and_print(side, name, storage) for side in sides}
         measured.append((by_side["spotfit"], by_side[peer]))
     complete = [pair for pair in measured[1:] if all(run.reading for run in pair)]
     return {
-        "set": name,
+        "set": name if storage == "disk" else f"{name}, {storage}",
         "peer": peer,
         "pairs": len(complete),
         "failed": pairs - len(complete),
@@ -176,18 +202,25 @@ def _ratios(pairs: list[tuple[SideRun, SideRun]]) -> dict[str, Any]:
     }
 
 
-def _run_and_print(side: str, name: str) -> SideRun:
-    found = run(side, name)
+def _run_and_print(side: str, name: str, storage: str) -> SideRun:
+    found = run(side, name, storage)
     if not found.reading:
         print(f"  {side:<12} FAILED: {found.tail[-600:]}", flush=True)
         return found
     print(
         f"  {side:<12}{found.rows_per_cpu_s:>10,.0f} rows/CPU-s"
-        f"{found.reading['cpu_s']:>8.2f} CPU-s, first {found.first_cpu_s:.2f}"
+        f"{found.reading['cpu_s']:>8.2f} CPU-s in {found.reading['wall_s']:.1f} s, "
+        f"first {found.first_cpu_s:.2f} in {found.reading['first_s']:.1f} s"
         f"{found.peak_pss_bytes / 1e6:>7.0f} MB in {found.processes} processes",
         flush=True,
     )
     return found
+
+
+def _run_feeders(processes: int) -> None:
+    arguments = (str(processes), str(create_set("images")), str(SETS["images"]))
+    found = _execute("feeders", arguments, {})
+    print(f"  {processes} feeders: {found.reading or found.tail[-600:]}", flush=True)
 
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────
@@ -223,20 +256,27 @@ def _cell(compared: dict[str, float], scale: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
-    parser.add_argument("--peers", nargs="*", default=list(SIDES)[1:], choices=list(SIDES)[1:])
+    parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--alone", choices=list(SIDES), help="measure one side, without pairs")
+    parser.add_argument("--storage", default="disk", choices=["disk", "s3"])
+    parser.add_argument("--alone", choices=("spotfit", *PEERS), help="one side, without pairs")
+    parser.add_argument("--feeders", action="store_true", help="0, 1 and 4 feeders, on images")
     args = parser.parse_args()
+    if args.feeders:
+        for _ in range(args.pairs):
+            for processes in FEEDERS:
+                _run_feeders(processes)
+        return
     if args.alone:
         for name in args.sets:
             print(name)
             for _ in range(args.pairs):
-                _run_and_print(args.alone, name)
+                _run_and_print(args.alone, name, args.storage)
         return
     comparisons = []
     for peer in args.peers:
         for name in args.sets:
-            comparisons.append(compare(name, peer, args.pairs))
+            comparisons.append(compare(name, peer, args.pairs, args.storage))
             _write(comparisons)
     print("\n" + table(comparisons))
 

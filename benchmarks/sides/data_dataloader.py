@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pyarrow import fs
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from benchmarks.sides import data_reading
@@ -23,16 +24,19 @@ WORKERS = 2
 
 
 class RowGroups(IterableDataset[Any]):
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: str) -> None:
         self.name = name
-        self.files = sorted(folder.glob("*.parquet"))
+        self.url = folder if "://" in folder else Path(folder).absolute().as_uri()
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         number = 0 if worker is None else worker.id
         rng = np.random.default_rng(number)
-        for path in self.files[number::WORKERS]:
-            file = pq.ParquetFile(path)
+        # In the worker process: an S3 client does not survive a fork.
+        filesystem, folder = fs.FileSystem.from_uri(self.url)
+        listed = filesystem.get_file_info(fs.FileSelector(folder))
+        for path in sorted(file.path for file in listed)[number::WORKERS]:
+            file = pq.ParquetFile(path, filesystem=filesystem, pre_buffer=True)
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
                 yield from rows_of(self.name, table, rng.permutation(table.num_rows))

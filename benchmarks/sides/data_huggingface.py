@@ -28,8 +28,8 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
 
 
-def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    files = sorted(map(str, folder.glob("*.parquet")))
+def begin(name: str, folder: str, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
+    files = sorted(map(str, Path(folder).glob("*.parquet")))
     dataset = load_dataset(
         "parquet", data_files=files, split="train", streaming=True, columns=COLUMNS[name]
     )

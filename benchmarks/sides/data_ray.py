@@ -30,7 +30,7 @@ def pad(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {"tokens": data_reading.pad(batch["tokens"])}
 
 
-def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
+def begin(name: str, folder: str, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
     ray.init(
         num_cpus=LOGICAL_CPUS,
         include_dashboard=False,
@@ -39,7 +39,7 @@ def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.
         runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}},
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
-    dataset = ray.data.read_parquet(str(folder), columns=COLUMNS[name])
+    dataset = ray.data.read_parquet(folder, columns=COLUMNS[name])
     if name == "images":
         dataset = dataset.map_batches(decode, batch_size=batch_rows)
     yield from dataset.iter_torch_batches(

@@ -23,10 +23,10 @@ MAX_TOKENS = 1_024
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def arguments() -> tuple[str, Path, int]:
-    """Return the name of the data set, its folder, and the rows of a batch."""
+def arguments() -> tuple[str, str, int]:
+    """Return the name of the data set, its folder or URL, and the rows of a batch."""
     name, folder, batch_rows = sys.argv[1:]
-    return name, Path(folder), int(batch_rows)
+    return name, folder, int(batch_rows)
 
 
 def measure(begin: Callable[[], Iterator[dict[str, torch.Tensor]]]) -> None:

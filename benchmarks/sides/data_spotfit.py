@@ -25,8 +25,8 @@ def pad(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {"tokens": data_reading.pad(batch["tokens"])}
 
 
-def begin(name: str, folder: Path, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    dataset: Dataset = read_parquet(str(folder), columns=COLUMNS[name]).random_shuffle(seed=1)
+def begin(name: str, folder: str, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
+    dataset: Dataset = read_parquet(folder, columns=COLUMNS[name]).random_shuffle(seed=1)
     if name == "images":
         dataset = dataset.map_batches(decode)
     yield from dataset.iter_torch_batches(

@@ -18,6 +18,7 @@ EXPECTED_OUTPUT = {
     "horovod_digits.py": "6 epochs, accuracy above 90 %: True",
     "predict_digits.py": "36 shards, 1797 rows, 100% correct\nthe exported program agrees: True",
     "dataset_digits.py": "2 kills; equal weights: True",
+    "dataset_feeders.py": "equal weights: True",
     "03_shard_and_reshard.py": "three workers: {'from': 30, 'to': 60",
 }
 

@@ -25,6 +25,7 @@ from spotfit_localsim.virtual.cost_invariants import unmet_conditions
 from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
     budget_scenario,
+    dataset_scenario,
     deadline_scenario,
     network_scenario,
     random_save_scenario,
@@ -45,6 +46,7 @@ SCENARIO_FACTORIES: dict[str, ScenarioFactory] = {
     "deadlines": deadline_scenario,
     "budgets": budget_scenario,
     "networks": network_scenario,
+    "datasets": dataset_scenario,
 }
 """By the name in the option `--scenarios`."""
 
@@ -81,6 +83,11 @@ def run_seed(
     summary.totals["steps repeated"] += result.steps_repeated
     summary.totals["rounds from memory"] += result.rounds_from_memory
     summary.totals["network changes"] += result.network_changes
+    if result.world_sizes_by_epoch:
+        sizes = result.world_sizes_by_epoch.values()
+        summary.totals["epochs"] += len(sizes)
+        summary.totals["epochs with resizes"] += sum(len(set(one)) > 1 for one in sizes)
+        summary.totals["slices of feeders"] += result.slices_of_feeders
     summary.totals["virtual seconds"] += round(result.duration_s)
     if scenario.cost_limits is not None and result.cost.deadline_s is not None:
         is_guaranteed = not unmet_conditions(result.cost, scenario.cost_limits)

@@ -21,6 +21,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -28,6 +29,7 @@ from typing import Any
 
 import greenlet
 
+from spotfit.checkpoint import reader, writer
 from spotfit.control.background_calls import BackgroundResult, SynchronousCalls
 from spotfit.host import log
 from spotfit.ledger import journal
@@ -343,6 +345,18 @@ class SequentialExecutor:
         """Apply the function to the items in order."""
         return [function(item) for item in items]
 
+    def submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        """Call the function now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:  # noqa: BLE001 - raised by result(), as in production
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **_: bool) -> None:
+        """Do nothing: no call is pending."""
+
 
 @contextmanager
 def patched_attribute(module: ModuleType, name: str, replacement: object) -> Iterator[None]:
@@ -363,6 +377,8 @@ def simulation_patches() -> Iterator[None]:
     """
     with (
         patched_attribute(transfer, "ThreadPoolExecutor", SequentialExecutor),
+        patched_attribute(reader, "ThreadPoolExecutor", SequentialExecutor),
+        patched_attribute(writer, "ThreadPoolExecutor", SequentialExecutor),
         # In production 256 or more entries lie between two cached views.
         patched_attribute(journal, "VIEW_CACHE_INTERVAL", VIEW_CACHE_INTERVAL),
         patched_attribute(log, "_log", lambda _level, _event, _fields: None),

@@ -49,7 +49,7 @@ from spotfit.security.object_mac import strip_mac
 from spotfit_localsim.virtual.billing_check import Books, find_billing_error
 from spotfit_localsim.virtual.scenario import IsolateHost, Scenario
 from spotfit_localsim.virtual.sim_workers import read_checkpoint_state
-from spotfit_localsim.virtual.workload import SimTraining, validation_score
+from spotfit_localsim.virtual.workload import ModelState, SimTraining, validation_score
 
 
 class _StoredReport(msgspec.Struct, frozen=True):
@@ -605,7 +605,7 @@ class InvariantChecker:
         saved = read_checkpoint_state(self._objects, event.name)
         if isinstance(saved, str):
             return f"{event.name}: {saved}"
-        if saved.link != self._training.reference.state_at(saved.step).link:
+        if not self._training.is_correct(ModelState(saved.step, saved.link)):
             return f"{event.name}: step {saved.step} differs from the reference run"
         reported_step = event.metrics.get("step")
         if reported_step != saved.step:
@@ -684,11 +684,15 @@ class InvariantChecker:
     def _check_result(self, event: FitEnded) -> str | None:
         if event.outcome != "finished":
             return None
+        state = self._result_state(event)
+        if not self._training.is_correct(state):
+            return f"the result {state} differs from the reference run"
+        return self._check_last_steps(event)
+
+    def _result_state(self, event: FitEnded) -> ModelState:
         result = self._objects.get(event.result_key or "", b"")
         # The object is sealed: a prefix precedes the payload.
-        if not result.endswith(self._training.expected_result.link.encode()):
-            return f"the result {result!r} differs from the reference run"
-        return self._check_last_steps(event)
+        return ModelState(self._training.workload.steps, result.rpartition(b":")[2].decode())
 
     def _check_last_steps(self, event: FitEnded) -> str | None:
         """The last steps are in a checkpoint, or the end says that they are not."""
@@ -740,6 +744,13 @@ class InvariantChecker:
         reason = view.fit_end.reason
         return is_interrupted and view.last_round is None and "not reach the leader" in reason
 
+    def result_state(self) -> ModelState | None:
+        """Return the state that the run has returned; None if it has not finished."""
+        fit_end = self.reference_view.fit_end
+        if fit_end is None or fit_end.outcome != "finished":
+            return None
+        return self._result_state(fit_end)
+
     def check_end(self, scenario: Scenario) -> None:
         """Check the final state of the run."""
         fit_end = self.reference_view.fit_end
@@ -756,6 +767,8 @@ class InvariantChecker:
             self.report_violation(
                 f"the run ended {fit_end.outcome} ({fit_end.reason}), expected {expected_outcome}"
             )
+        if self._training.history is not None and (state := self.result_state()) is not None:
+            self._training.history.check_end(state)
         if (violation := self._check_charges()) is not None:
             self.report_violation(violation)
         # Garbage collection must not have deleted a file that a kept checkpoint shares.

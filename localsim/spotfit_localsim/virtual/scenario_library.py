@@ -50,7 +50,13 @@ from spotfit_localsim.virtual.scenario import (
     TargetSelector,
 )
 from spotfit_localsim.virtual.sim_cloud import PROVISIONER_NAME
-from spotfit_localsim.virtual.workload import UserCrash, ValidationWorkload, Workload
+from spotfit_localsim.virtual.workload import (
+    DatasetWorkload,
+    FeederFaults,
+    UserCrash,
+    ValidationWorkload,
+    Workload,
+)
 
 ORDINARY_FAULTS = FaultConfig(
     lost_request_probability=0.01,
@@ -583,7 +589,54 @@ feeders_under_faults = Scenario(
     faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
 )
 
+# All resizes within the first of two epochs, each by a loss or by new machines.
+resizes_within_an_epoch = Scenario(
+    "resizes_within_an_epoch",
+    num_workers=8,
+    min_workers=2,
+    slots_per_machine=1,
+    workload=Workload(
+        steps=130,
+        save_every=2,
+        uses_snapshots=True,
+        dataset=DatasetWorkload(unit_rows=(40, 7, 0, 93, 120, 1, 60) * 8, augments=True),
+    ),
+    timing=RunTiming(round_fill_timeout_s=5.0),
+    resize_interval_s=1.0,
+    market=SimMarketConfig(
+        boot_s=(1.0, 3.0),
+        clean_close_probability=1.0,
+        capacity=CapacityTrace(
+            "4, 2, 3, 8",
+            ((0.0, 4), (20.0, 2), (40.0, 3), (55.0, 8)),
+        ),
+    ),
+)
+
+# The same rows from machines for feeders, which are lost, fail, hang and are unreachable.
+feeders_of_a_dataset = Scenario(
+    "feeders_of_a_dataset",
+    min_workers=2,
+    workload=replace(
+        LONG_WORKLOAD,
+        uses_snapshots=True,
+        dataset=DatasetWorkload(
+            unit_rows=(40, 7, 0, 93, 120, 1, 60),
+            batch_rows=48,
+            augments=True,
+            feeders=FeederFaults(failure_probability=0.02, hang_probability=0.01),
+        ),
+    ),
+    feeders=FeederSpec(min_nodes=2, max_nodes=3, resources={"CPU": 1.0}),
+    market=SimMarketConfig(
+        boot_s=(1.0, 3.0), reclaims_per_hour=60.0, notice_probability=0.3, status_lag_s=(0.5, 2.0)
+    ),
+    network=SimNetworkConfig(partitions_per_hour=60.0),
+)
+
 SCENARIOS: tuple[Scenario, ...] = (
+    resizes_within_an_epoch,
+    feeders_of_a_dataset,
     feeders_under_faults,
     plain,
     spot_storm,
@@ -736,6 +789,73 @@ def random_save_scenario(seed: int) -> Scenario:
     )
     retention = structs.replace(scenario.retention, score_attribute=rng.choice([None, "step"]))
     return replace(scenario, name=f"saves {seed}", workload=workload, retention=retention)
+
+
+def dataset_scenario(seed: int) -> Scenario:
+    """Return a storm, with or without snapshots, whose ranks train on a dataset.
+
+    Most groups are elastic, and half of these change their size by the capacity of the market.
+    """
+    streams = SeededStreams(seed)
+    rng = streams.stream("dataset of the scenario")
+    scenario = (random_save_scenario if rng.bernoulli(0.5) else random_scenario)(seed)
+    workers = scenario.num_workers
+    feeders = None
+    if rng.bernoulli(0.5):
+        nodes = rng.choice([1, 2, 3])
+        feeders = FeederSpec(
+            min_nodes=rng.choice([0, nodes]), max_nodes=nodes, resources={"CPU": 1.0}
+        )
+    if scenario.min_workers is None and not scenario.workload.crashes and rng.bernoulli(0.7):
+        scenario = replace(scenario, min_workers=rng.randint(1, workers))
+    if scenario.min_workers is not None and rng.bernoulli(0.5):
+        times = sorted(rng.uniform(10.0, 200.0) for _ in range(rng.randint(1, 5)))
+        machines = -(-workers // scenario.slots_per_machine)
+        points = tuple((time, rng.randint(1, machines)) for time in times)
+        trace = CapacityTrace("resizes", ((0.0, machines), *points))
+        scenario = replace(
+            scenario,
+            market=replace(scenario.market, capacity=trace),
+            resize_interval_s=rng.choice([1.0, 20.0]),
+        )
+    workload = replace(
+        scenario.workload,
+        # A rank without rows cannot make further steps.
+        extra_steps=0,
+        dataset=_draw_dataset(rng, workers, uses_snapshots=scenario.workload.uses_snapshots),
+    )
+    return replace(scenario, name=f"dataset {seed}", workload=workload, feeders=feeders)
+
+
+def _draw_dataset(rng: RandomStream, workers: int, *, uses_snapshots: bool) -> DatasetWorkload:
+    is_global = rng.bernoulli(0.6)
+    batch_rows = rng.choice([workers, 24, 37, 48]) if is_global else rng.randint(1, 12)
+    batch_rows = max(batch_rows, workers) if is_global else batch_rows
+    step_rows = batch_rows if is_global else batch_rows * workers
+    largest = rng.choice([1, 10, 60])
+    # At least a step of all ranks, so that no epoch is empty.
+    units = [rng.choice([0, 1, rng.randint(1, largest)]) for _ in range(rng.randint(1, 40))]
+    units.append(
+        max(step_rows * rng.choice([1, 4, 20, 40]) - sum(units), 1, step_rows - sum(units))
+    )
+    return DatasetWorkload(
+        unit_rows=tuple(rng.sample(units, len(units))),
+        row_bytes=rng.choice([100, 2 * 2**20]),
+        seed=rng.randrange(2**32),
+        batch_rows=batch_rows,
+        is_global=is_global,
+        shuffle=rng.choice(["none", "units", "rows", "rows"]),
+        buffer_rows=rng.choice([None, None, None, max(step_rows, 40)]),
+        augments=rng.bernoulli(0.7),
+        prefetch_batches=rng.choice([0, 1, 1, 4]),
+        drop_last=rng.bernoulli(0.2),
+        counts_steps=uses_snapshots and rng.bernoulli(0.7),
+        feeders=FeederFaults(
+            slice_s=(0.001, rng.choice([0.05, 0.5, 5.0])),
+            failure_probability=rng.choice([0.0, 0.02, 0.2]),
+            hang_probability=rng.choice([0.0, 0.0, 0.02]),
+        ),
+    )
 
 
 def _add_stalls(scenario: Scenario, rng: RandomStream) -> Scenario:

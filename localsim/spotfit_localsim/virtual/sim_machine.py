@@ -22,13 +22,14 @@ from spotfit.core.ids import AgentId, RunId
 from spotfit.ledger.journal import EntryListener, Ledger
 from spotfit.model.events import CancelRequested, FitStarted, JournalEntry
 from spotfit.model.spec import RunSpec
-from spotfit.model.topology import FeederAddress, Member, Notice, PreemptionRisk
+from spotfit.model.topology import Member, Notice, PreemptionRisk
 from spotfit.model.view import JournalView, View
 from spotfit.provision.api import Provisioner
 from spotfit.provision.launch import AgentAssignment, AgentLaunchSpec
 from spotfit.store.api import Store
 from spotfit_localsim.virtual.engine import SimBackgroundCalls, SimProcess
 from spotfit_localsim.virtual.sim_cloud import SimInstance
+from spotfit_localsim.virtual.sim_feeders import SimFeederNode
 from spotfit_localsim.virtual.sim_network import SimNet, SimNetwork
 from spotfit_localsim.virtual.sim_validator import SimValidator
 from spotfit_localsim.virtual.sim_workers import SimWorkerContext, SimWorkerPool
@@ -115,24 +116,6 @@ class SimCallbackRunner:
         self.finished_count += 1
 
 
-class SimFeederNode:
-    """The feeders of one agent, without processes: they accept connections at once."""
-
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self.is_running = False
-
-    def start(self, spec: RunSpec) -> None:
-        self.is_running = True
-
-    def stop(self) -> None:
-        self.is_running = False
-
-    @property
-    def feeder(self) -> FeederAddress | None:
-        return FeederAddress(address=self._host) if self.is_running else None
-
-
 class SimNodeServices:
     """The node services of the agent, without processes."""
 
@@ -147,6 +130,7 @@ class SimNodeServices:
         # One executor, so that a result is found under the name of its call.
         self._background_calls = dependencies.create_background_calls(process)
         self.own_validator = own_validator or SimValidator(dependencies.worker_context, process)
+        self.feeder_node = SimFeederNode(process.name, dependencies.worker_context.feeder_nodes)
 
     def open_provisioner(self, spec: RunSpec) -> Provisioner:
         return self._dependencies.open_provisioner(self._process, spec.provisioner)
@@ -168,7 +152,7 @@ class SimNodeServices:
         return False
 
     def open_feeder_node(self) -> SimFeederNode:
-        return SimFeederNode(self._process.name)
+        return self.feeder_node
 
     def open_validator(self) -> SimValidator:
         return self.own_validator
@@ -273,6 +257,7 @@ class SimNode:
         # Workers are closed first, as by a kernel that kills all processes of the machine.
         self.worker_pool.close(closes_connections=not self.is_silent)
         self.validator.close()
+        self.node_services.feeder_node.close(closes_connections=not self.is_silent)
         self.net.close()
 
 

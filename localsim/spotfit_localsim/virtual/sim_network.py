@@ -64,6 +64,10 @@ class SimNetwork:
         self._silent_hosts: set[str] = set()
         self._blocked_channels: dict[SimChannel, None] = {}
 
+    def is_connected(self, host: str, other: str) -> bool:
+        """Return whether messages pass in both directions, as a TCP connection needs."""
+        return not (self.is_blocked(host, other) or self.is_blocked(other, host))
+
     def is_blocked(self, sender: str, receiver: str) -> bool:
         """Return whether messages from `sender` to `receiver` are blocked at present."""
         if sender in self._silent_hosts or receiver in self._silent_hosts:

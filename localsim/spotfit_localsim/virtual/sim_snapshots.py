@@ -41,11 +41,13 @@ SimRoutine = Generator[float | None, None, None]
 """A generator that yields for how many seconds it is busy, or None until it is resumed."""
 
 
-class SimSavedState(msgspec.Struct, frozen=True):
+class SimSavedState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a rank, which is also its metrics."""
 
     step: int
     link: str
+    positions: str = ""
+    """Of a snapshot: JSON of the positions in the datasets."""
 
 
 _state_decoder = decoder(SimSavedState)

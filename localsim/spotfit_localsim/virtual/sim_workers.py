@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -24,6 +24,7 @@ from spotfit.agent.ports import (
     WorkerPoolEvent,
     WorkerStackDumped,
 )
+from spotfit.checkpoint.committed import read_data_positions
 from spotfit.checkpoint.manifest import Manifest, newest_complete_manifests
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.core.codec import decoder, encode
@@ -65,6 +66,7 @@ from spotfit.sidecar.uploader import QueuedUpload
 from spotfit.store.transfer import FileRecord
 from spotfit_localsim.random_streams import RandomStream
 from spotfit_localsim.virtual.engine import Engine, SimProcess, Timer
+from spotfit_localsim.virtual.sim_feeders import SimFeederNode
 from spotfit_localsim.virtual.sim_network import SimNetwork
 from spotfit_localsim.virtual.sim_snapshots import (
     FaultFreeStore,
@@ -80,6 +82,10 @@ from spotfit_localsim.virtual.sim_snapshots import (
 from spotfit_localsim.virtual.sim_store import SimBucket
 from spotfit_localsim.virtual.workload import ModelState, SimTraining
 
+if TYPE_CHECKING:
+    from spotfit_localsim.virtual.sim_dataset import SimDataset
+    from spotfit_localsim.virtual.trained_rows import RankBatch
+
 # Time from the exit of a process until the agent has reaped it.
 _REAP_S = 0.003
 
@@ -88,6 +94,8 @@ _Message = TypeVar("_Message", ReportsSettled, CheckpointNamed, RankZeroBroadcas
 _state_decoder = decoder(SimSavedState)
 _manifest_decoder = decoder(Manifest)
 _metrics_decoder = decoder(dict[str, Any])
+_positions_decoder = decoder(dict[str, dict[str, Any]])
+_spec_decoder = decoder(RunSpec)
 
 
 def read_checkpoint_state(objects: Mapping[str, bytes], name: str) -> SimSavedState | str:
@@ -132,6 +140,10 @@ class SimWorkerContext:
     process_groups: dict[int, SimProcessGroup] = field(default_factory=dict)
     node_memories: dict[str, SimNodeMemory] = field(default_factory=dict)
     """Snapshots of each machine, by the address of its peer store."""
+    feeder_nodes: dict[str, SimFeederNode] = field(default_factory=dict)
+    """Running feeders, by address."""
+    dataset: SimDataset | None = None
+    """What the workload trains on, if it has a dataset."""
 
     def now(self) -> float:
         return self.engine.now
@@ -144,18 +156,14 @@ class SimWorkerContext:
 
     def is_reachable(self, sender: str, receiver: str) -> bool:
         """Return whether messages pass in both directions."""
-        # A TCP connection needs both directions.
-        is_cut = self.network.is_blocked(sender, receiver) or self.network.is_blocked(
-            receiver, sender
-        )
-        return not is_cut
+        return self.network.is_connected(sender, receiver)
 
     def is_superseded(self, round_number: int) -> bool:
         """Return whether a later round has started."""
         # A group exists as soon as the first worker of its round has started.
         return any(later > round_number for later in self.process_groups)
 
-    def committed_state(self, round_number: int) -> ModelState:
+    def committed_state(self, round_number: int) -> SimSavedState:
         """Return the state of the latest checkpoint, to which the round rolls back."""
         # By the journal at this moment: ranks that read it later could see a newer one.
         name = self.latest_checkpoint()
@@ -166,8 +174,8 @@ class SimWorkerContext:
         )
         if isinstance(saved, str):
             self.report_violation(f"round {round_number} rolls back to {name}, but {saved}")
-            return ModelState()
-        return ModelState(saved.step, saved.link)
+            return SimSavedState(0, ModelState().link)
+        return saved
 
     def process_group(self, start: StartWorker) -> SimProcessGroup:
         """Return the process group of the round, created on first use."""
@@ -193,8 +201,10 @@ class SimProcessGroup:
         self._rolling_back: set[int] = set()
         self.rollback_count = 0
         """How often all ranks have rolled back."""
-        self.rollback_state = ModelState()
+        self.rollback_state = SimSavedState(0, ModelState().link)
         """The state of the last rollback."""
+        self.next_state = ModelState()
+        """The state after the step that all ranks make."""
 
     @property
     def have_all_restored(self) -> bool:
@@ -226,11 +236,19 @@ class SimProcessGroup:
                 f"the ranks of round {self._round_number} train different models"
             )
         self._states_at_barrier = {}
+        self.next_state = self._train(worker.state)
         # Agreed on at the barrier: all ranks save in the same step, or none.
         self.has_notice = any(other.has_notice for other in self._workers.values())
         for other in self._workers.values():
             other.has_passed_barrier = True
             other.resume()
+
+    def _train(self, before: ModelState) -> ModelState:
+        history = self._context.training.history
+        if history is None:
+            return before.advance()
+        batches = [self._workers[rank].batch for rank in range(self._world_size)]
+        return history.train(before, [batch for batch in batches if batch is not None])
 
     def roll_back(self, worker: SimWorker) -> None:
         """Record that the rank has discarded its snapshots; the last rank reads the state to
@@ -270,6 +288,8 @@ class SimWorker:
         self.is_alive = True
         self.has_notice = False
         self.has_passed_barrier = False
+        self.batch: RankBatch | None = None
+        """The rows of the current step."""
         self._has_returned = False
         self._is_ending = False
         self._has_lost_peer = False
@@ -293,6 +313,13 @@ class SimWorker:
         self._measured_wait_at: float | None = None
         self._timer: Timer | None = None
         self._routine = self._run()
+        self._shard = (
+            context.dataset.create_shard(
+                pool.host, rank=start.rank, world_size=start.world_size, resume_worker=self.resume
+            )
+            if context.dataset is not None
+            else None
+        )
         self._process_group = context.process_group(start)
         self._process_group.add(self)
         self._schedule(0.0)
@@ -310,6 +337,8 @@ class SimWorker:
             self.has_notice = True
         elif isinstance(frame, FeedersChanged):
             self._feeder_count = len(frame.feeders)
+            if self._shard is not None:
+                self._shard.feeders = frame.feeders
         elif isinstance(frame, CheckpointNamed | RankZeroBroadcastResult | ReportsSettled):
             self._inbox.append(frame)
             self.resume()
@@ -368,6 +397,9 @@ class SimWorker:
         # Start of the process and imports.
         yield self._context.stream.uniform_in(load.start_s)
         self._send(FunctionStarted())
+        if self._shard is not None:
+            feeders = _spec_decoder.decode(self.start_message.spec).feeders
+            yield from self._shard.open(self._initial_positions, feeders, self._send_data_wait)
         yield from self._restore()
         while self.state.step < load.steps:
             yield from self._train_step()
@@ -444,7 +476,7 @@ class SimWorker:
             if isinstance(state, SimSavedState) and not any(
                 self._process_group.restore_errors.values()
             ):
-                self.state = ModelState(state.step, state.link)
+                self._apply(state)
                 self._saved_step = self.start_message.checkpoint_step
                 return
         self._restore_from_bucket()
@@ -471,7 +503,7 @@ class SimWorker:
             self._context.report_violation(f"the state in memory is corrupt: {state}")
         elif state.step != expected_step:
             return f"its step is {state.step}, expected {expected_step}"
-        elif self._context.training.reference.state_at(state.step).link != state.link:
+        elif not self._context.training.is_correct(ModelState(state.step, state.link)):
             self._context.report_violation(
                 f"step {state.step} in memory differs from the reference run"
             )
@@ -489,7 +521,7 @@ class SimWorker:
             # The leader opens a round only from a committed checkpoint, which is complete.
             self._context.report_violation(f"round {self.round} starts from {name}, but {saved}")
             return
-        self.state = ModelState(saved.step, saved.link)
+        self._apply(saved)
         metrics = self.start_message.checkpoint_metrics or {}
         # Metrics and files of a checkpoint come from the journal and from the bucket: they must
         # match.
@@ -497,6 +529,28 @@ class SimWorker:
             self._context.report_violation(
                 f"{name} contains step {saved.step}, its metrics are {metrics}"
             )
+
+    def _apply(self, saved: SimSavedState) -> None:
+        """Continue with a state, as `Checkpointer.restore` does if it is a snapshot."""
+        self.state = ModelState(saved.step, saved.link)
+        if self._shard is not None and self._context.training.workload.uses_snapshots:
+            positions = saved.positions.encode() or b"{}"
+            self._shard.resume(_positions_decoder.decode(positions))
+
+    def _initial_positions(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the positions of the reported checkpoint from which the round has started."""
+        start, context = self.start_message, self._context
+        if start.checkpoint is None:
+            return {}
+        store = AuthenticatedStore(
+            FaultFreeStore(context.bucket, self._pool.writer_name), context.run_key
+        )
+        return read_data_positions(
+            store, start.checkpoint, start.rank, digest=start.checkpoint_digest
+        )
+
+    def _send_data_wait(self, waited_s: float, elapsed_s: float) -> None:
+        self._send(DataWaited(waited_s=waited_s, elapsed_s=elapsed_s))
 
     def _report_data_wait(self) -> None:
         """Report after a step how long the rank has waited for rows since the previous one."""
@@ -508,11 +562,12 @@ class SimWorker:
         self._measured_wait_at = now
         if load.data_wait_share and before is not None:
             share = max(load.data_wait_share - self._feeder_count * load.share_per_feeder, 0.0)
-            elapsed_s = now - before
-            self._send(DataWaited(waited_s=share * elapsed_s, elapsed_s=elapsed_s))
+            self._send_data_wait(share * (now - before), now - before)
 
     def _train_step(self) -> SimRoutine:
         self.has_passed_barrier = False
+        if self._shard is not None:
+            self.batch = yield from self._shard.next_batch()
         self._process_group.arrive_at_barrier(self)
         while not self.has_passed_barrier:
             yield None
@@ -533,7 +588,9 @@ class SimWorker:
             self.exit("was killed by SIGSEGV", is_clean=False)
             # The exit has cancelled the timer: the routine is never resumed.
             yield None
-        self.state = self.state.advance()
+        self.state = self._process_group.next_state
+        if self._shard is not None:
+            self._shard.count_step()
         if self.rank == 0:
             # By rank 0 only: the group counts a step once.
             training.record_step(self.state.step)
@@ -556,7 +613,7 @@ class SimWorker:
         while self._process_group.rollback_count == times:
             yield None
             self._raise_if_peer_lost()
-        self.state = self._process_group.rollback_state
+        self._apply(self._process_group.rollback_state)
         self._saved_step = self.state.step
 
     def _save(self) -> SimRoutine:
@@ -605,6 +662,7 @@ class SimWorker:
             metrics=_metrics_decoder.decode(named.metrics),
             files=(FileRecord(f"state-{self.rank}.json", len(bytes(body)), ""),),
             validation=validation,
+            data_positions=self._positions(),
         )
         if load.uploads_in_background:
             self._background_uploads.add(n)
@@ -644,7 +702,12 @@ class SimWorker:
         # A reader must not find a half-written snapshot, also if the worker dies in the copy.
         segment.invalidate()
         yield self._context.stream.uniform_in(self._context.training.workload.snapshot_stall_s)
-        fill_segment(segment, self.start_message, SimSavedState(self.state.step, self.state.link))
+        positions = encode(self._positions()).decode() if self._shard is not None else ""
+        fill_segment(
+            segment,
+            self.start_message,
+            SimSavedState(self.state.step, self.state.link, positions),
+        )
         self._context.training.snapshot_steps.setdefault(self.round, set()).add(self.state.step)
         self._save_count += 1
         self._saved_step = self.state.step
@@ -667,6 +730,9 @@ class SimWorker:
             position = (self.round, self._report_count - 1)
             self._context.training.record_report(position, self.state.step)
         return self._report_count - 1
+
+    def _positions(self) -> dict[str, dict[str, Any]]:
+        return self._shard.positions() if self._shard is not None else {}
 
     def _metrics(self) -> msgspec.Raw:
         return msgspec.Raw(encode(SimSavedState(self.state.step, self.state.link)))
@@ -713,6 +779,8 @@ class SimWorker:
 
     def _stop(self) -> None:
         self.is_alive = False
+        if self._shard is not None:
+            self._shard.close()
         for segment, _ in self._slots:
             segment.close()
         if self._timer is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import traceback
 from collections import ChainMap, Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -68,6 +70,7 @@ from spotfit_localsim.virtual.sim_cloud import (
     SimCloudProvisioner,
     SimInstance,
 )
+from spotfit_localsim.virtual.sim_feeders import SimFeederNode
 from spotfit_localsim.virtual.sim_machine import (
     SimDependencies,
     SimNode,
@@ -83,6 +86,9 @@ from spotfit_localsim.virtual.timeline import (
     describe_event,
 )
 from spotfit_localsim.virtual.workload import SimTraining
+
+if TYPE_CHECKING:
+    from spotfit_localsim.virtual.sim_dataset import SimDataset
 
 # Constant: names of objects must not differ between seeds.
 RUN_ID = RunId("5" * 32)
@@ -179,6 +185,7 @@ class SimWorld:
         )
         self.network.is_firewalled = scenario.network.is_firewalled
         self._partitions: list[NetworkPartition] = []
+        self._feeder_nodes: dict[str, SimFeederNode] = {}
         self._name_counters: dict[str, int] = {}
         self._started_at: dict[str, float] = {}
         self._processes: list[SimProcess] = []
@@ -189,13 +196,14 @@ class SimWorld:
         self._change_counts: Counter[type[AtNetworkChange | AtMoveClosed]] = Counter()
         self._machines_ended_at: float | None = None
         self._faults_stopped = False
+        self._dataset = self._create_dataset() if scenario.workload.dataset is not None else None
         self._launch = AgentLaunchSpec("sim://run", RUN_ID, "not a secret", ("sim",))
         self._dependencies = self._create_dependencies()
 
     def run(self) -> SimulationResult:
         """Run the simulation to its end."""
         self.schedule_events()
-        with simulation_patches():
+        with simulation_patches(), self._dataset.patches() if self._dataset else nullcontext():
             self.engine.run(
                 until=self.scenario.faults_duration_s + self.scenario.completion_timeout_s
             )
@@ -209,6 +217,9 @@ class SimWorld:
             checker.check_end(self.scenario)
             books = ChainMap(*(cloud.billed_by_group() for cloud in self.clouds.values()))
             checker.check_books(books, wall_ms(self.engine.now))
+        if self._dataset is not None and (state := checker.result_state()) is not None:
+            result.world_sizes_by_epoch = self._dataset.history.world_sizes_by_epoch(state)
+            result.slices_of_feeders = self._dataset.slices_of_feeders
         result.violation = checker.violation
         result.entries = checker.entries
         result.view = checker.reference_view
@@ -227,6 +238,8 @@ class SimWorld:
         # Greenlets that never end would keep the whole simulation in memory.
         for process in self._processes:
             process.discard()
+        if self._dataset is not None:
+            self._dataset.close()
         return result
 
     def schedule_events(self) -> None:
@@ -542,6 +555,8 @@ class SimWorld:
             log=self._log,
             is_pending=self.checker.is_pending,
             latest_checkpoint=self.checker.latest_checkpoint,
+            feeder_nodes=self._feeder_nodes,
+            dataset=self._dataset,
         )
         return SimDependencies(
             run_id=RUN_ID,
@@ -554,6 +569,24 @@ class SimWorld:
             new_id=lambda: self._new_name("t"),
             uses_background_calls=drawn if fixed is None else fixed,
         )
+
+    def _create_dataset(self) -> SimDataset:
+        # NumPy and PyArrow are extras; other scenarios do not need them.
+        from spotfit_localsim.virtual.sim_dataset import SimDataset
+
+        plan, spec = self.scenario.workload.dataset, self._run_spec()
+        assert plan is not None
+        dataset = SimDataset(
+            plan,
+            self.engine,
+            stream=self._random_streams.stream("dataset"),
+            world_sizes=tuple(range(spec.min_workers, spec.max_workers + 1)),
+            report_violation=self.checker.report_violation,
+            is_reachable=self.network.is_connected,
+            feeder_nodes=self._feeder_nodes,
+        )
+        self._training.history = dataset.history
+        return dataset
 
     def _create_cloud(self, name: str) -> SimCloud:
         cloud = SimCloud(self.engine, self._market, self._log, name)

@@ -70,6 +70,10 @@ class SimulationResult:
     machine_count: int = 0
     """Number of instances that were billed."""
     steps_repeated: int = 0
+    world_sizes_by_epoch: dict[int, list[int]] = field(default_factory=dict)
+    """With a dataset: the number of ranks of each step that counts, by epoch of the dataset."""
+    slices_of_feeders: int = 0
+    """Slices of the dataset that machines for feeders have returned."""
     top_level_folders: frozenset[str] = frozenset()
     """Folders in the run's bucket prefix at the end, without spotfit's own."""
     cost: CostRecord = field(default_factory=CostRecord)

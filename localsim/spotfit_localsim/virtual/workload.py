@@ -8,9 +8,9 @@ with that of the reference run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from spotfit.model.events import ValidationRequest
 from spotfit_localsim.virtual.faults import FloatRange
@@ -42,6 +42,43 @@ class ValidationWorkload:
     """The fraction of validations that hang."""
     timeout_s: float = 30.0
     own_machine: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeederFaults:
+    """How the feeders of other machines transform slices of a dataset."""
+
+    slice_s: FloatRange = (0.01, 0.3)
+    """Duration of a slice."""
+    failure_probability: float = 0.0
+    """The fraction of slices for which the feeder returns an exception."""
+    hang_probability: float = 0.0
+    """The fraction of slices after which the feeder returns nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetWorkload:
+    """The dataset that the ranks train on, repeatedly."""
+
+    unit_rows: tuple[int, ...] = (7, 0, 12, 1, 30, 5, 9)
+    """Rows of its units."""
+    row_bytes: int = 100
+    """Encoded size of a row: windows of large rows have few of them."""
+    seed: int = 0
+    batch_rows: int = 24
+    """Rows of a step of all ranks or, if not `is_global`, of each rank."""
+    is_global: bool = True
+    shuffle: Literal["none", "units", "rows"] = "rows"
+    buffer_rows: int | None = None
+    """Rows that a rank shuffles in memory; None: no `local_shuffle_buffer_size`."""
+    augments: bool = False
+    """Whether a function of the user adds random numbers to the rows."""
+    prefetch_batches: int = 1
+    drop_last: bool = False
+    counts_steps: bool = False
+    """Whether batches count when they were trained on, as with `Checkpointer(loader=shard)`."""
+    feeders: FeederFaults = FeederFaults()
+    """Used if the scenario has machines for feeders, and the rows are augmented."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +130,7 @@ class Workload:
     """Share of its time for which each rank waits for rows without machines for feeders."""
     share_per_feeder: float = 0.0
     """How much less with each such machine."""
+    dataset: DatasetWorkload | None = None
     crashes: tuple[UserCrash, ...] = ()
     validations: ValidationWorkload | None = None
 
@@ -114,16 +152,34 @@ class ModelState:
     step: int = 0
     link: str = "seed"
 
-    def advance(self) -> ModelState:
-        """Return the state one step later."""
+    def advance(self, rows: str = "") -> ModelState:
+        """Return the state one step later, after a step on these rows."""
         # SHA-1 because it is fast; nothing here is secret.
-        link = hashlib.sha1(f"{self.link} {self.step + 1}".encode(), usedforsecurity=False)
+        link = hashlib.sha1(f"{self.link} {self.step + 1}{rows}".encode(), usedforsecurity=False)
         return ModelState(self.step + 1, link.hexdigest()[:16])
 
 
 def validation_score(step: int) -> int:
     """Return the score of a checkpoint of that step."""
     return step * 7 % 11
+
+
+class TrainingHistory(Protocol):
+    """The model states that a training on a dataset has passed through."""
+
+    def has(self, state: ModelState) -> bool: ...
+
+    def train(self, before: ModelState, batches: Sequence[Any]) -> ModelState:
+        """Record a step of all ranks, by rank; return the state after it."""
+        ...
+
+    def world_sizes_by_epoch(self, state: ModelState) -> dict[int, list[int]]:
+        """Return the number of ranks of each step that led to the state, by epoch."""
+        ...
+
+    def check_end(self, state: ModelState) -> None:
+        """Check the last epoch of the training."""
+        ...
 
 
 class ReferenceRun:
@@ -146,6 +202,9 @@ class SimTraining:
 
     workload: Workload
     reference: ReferenceRun = field(default_factory=ReferenceRun)
+    """The states of a training without a dataset, and random numbers of steps."""
+    history: TrainingHistory | None = None
+    """The states of a training on a dataset, whose rows were checked."""
     crash_counts: dict[UserCrash, int] = field(default_factory=dict)
     memory_kill_count: int = 0
     """Machines that were killed because they exceeded their memory limit."""
@@ -222,7 +281,9 @@ class SimTraining:
         """The number of failures of the user's code so far."""
         return sum(self.crash_counts.values())
 
-    @property
-    def expected_result(self) -> ModelState:
-        """The state that the run must return."""
-        return self.reference.state_at(self.workload.steps)
+    def is_correct(self, state: ModelState) -> bool:
+        """Return whether a training without faults may have this state."""
+        # With a dataset, the rows of a step depend on the number of ranks.
+        if self.history is not None:
+            return state.step == 0 or self.history.has(state)
+        return self.reference.state_at(state.step) == state

@@ -36,3 +36,24 @@ def test_proxy_forwards_in_both_directions() -> None:
                 return answer
 
     assert asyncio.run(echo_through_proxy()) == b"hello" * 100_000
+
+
+def test_proxy_delays_requests() -> None:
+    async def echo_byte(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(1))
+        writer.close()
+
+    async def answer_time_s() -> float:
+        clock = asyncio.get_running_loop().time
+        async with await asyncio.start_server(echo_byte, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            limit = BandwidthLimit(1e9)
+            async with await serve("127.0.0.1", port, limit, delay_s=0.05) as proxy:
+                started_s = clock()
+                reader, writer = await asyncio.open_connection(*proxy.sockets[0].getsockname())
+                writer.write(b"a")
+                assert await reader.read(-1) == b"a"
+                writer.close()
+                return clock() - started_s
+
+    assert asyncio.run(answer_time_s()) >= 0.05

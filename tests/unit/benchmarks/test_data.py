@@ -7,7 +7,7 @@ from benchmarks.data import SideRun, compare, table
 
 
 def a_run(side: str, cpu_s: float, first_cpu_s: float, memory_mb: int) -> SideRun:
-    reading = {"rows": 1000, "cpu_s": cpu_s, "first_cpu_s": first_cpu_s}
+    reading = {"rows": 1000, "cpu_s": cpu_s, "first_cpu_s": first_cpu_s, "wall_s": 9, "first_s": 1}
     return SideRun(side, reading, memory_mb * 1_000_000, 1, "")
 
 
@@ -15,7 +15,7 @@ def runs_of(monkeypatch: pytest.MonkeyPatch, **runs: list[SideRun]) -> list[str]
     """Replace the runs of each side by these; return the sides in the order of their runs."""
     order = list[str]()
 
-    def run(side: str, _name: str) -> SideRun:
+    def run(side: str, _name: str, _storage: str) -> SideRun:
         order.append(side)
         return runs[side].pop(0)
 

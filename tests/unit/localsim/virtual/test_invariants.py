@@ -312,7 +312,8 @@ def test_missing_validation_is_a_violation_at_the_end() -> None:
     harness.checker.reference_view = structs.replace(
         harness.checker.reference_view, unvalidated_checkpoints=()
     )
-    result = encode(harness.training.expected_result.link)[1:-1]
+    training = harness.training
+    result = encode(training.reference.state_at(training.workload.steps).link)[1:-1]
     harness.bucket.write("w", "r", result)
     harness.write(FitEnded(outcome="finished", result_key="r"))
     harness.checker.check_end(Scenario("finishes"))

@@ -124,7 +124,7 @@ def test_worker_runs_reports_returns_and_exits() -> None:
         WorkerReturned,
     ]
     assert messages[-1] == WorkerReturned(
-        report_count=2, pickled_value=harness.training.expected_result.link.encode()
+        report_count=2, pickled_value=harness.training.reference.state_at(4).link.encode()
     )
     assert harness.exits == [WorkerExited(1, 0, "exited with code 0", is_clean=True)]
     assert not harness.pools[0].has_workers
@@ -161,7 +161,7 @@ def test_workers_resume_from_their_checkpoint() -> None:
     harness.start(1, checkpoint=SimSavedState(3, state.link))
     harness.advance(60.0)
     assert harness.drain_messages()[-1] == WorkerReturned(
-        report_count=1, pickled_value=harness.training.expected_result.link.encode()
+        report_count=1, pickled_value=harness.training.reference.state_at(4).link.encode()
     )
     assert harness.training.executed_steps == 1
 
