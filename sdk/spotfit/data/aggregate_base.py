@@ -24,6 +24,8 @@ class AggregateFnV2:
 
     counts_rows = False
     """Whether a block's number of rows suffices where `on` is None."""
+    holds_values = False
+    """Whether the partial result grows with the number of values."""
 
     def __init__(
         self,

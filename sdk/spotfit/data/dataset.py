@@ -27,7 +27,7 @@ from spotfit.data.operations import file_encoders, writers
 from spotfit.data.operations.dataset_pipeline import DatasetPipeline
 from spotfit.data.operations.grouped_data import GroupedData
 from spotfit.data.operations.mixed_source import MixStoppingCondition, mixed_source
-from spotfit.data.operations.relational import joined_table, sorted_table
+from spotfit.data.operations.relational import JoinKeys
 from spotfit.data.operations.row_filters import row_filter
 from spotfit.data.operations.selections import FlatMapSource
 from spotfit.data.operations.splits import (
@@ -44,6 +44,15 @@ from spotfit.data.operations.splits import (
     train_test_bounds,
 )
 from spotfit.data.operations.summary import DatasetSummary, describe, summarize
+from spotfit.data.operations.table_operations import (
+    JoinOperation,
+    ShuffleOperation,
+    SortOperation,
+    TableOperation,
+    compute,
+    compute_to,
+    unique_values,
+)
 from spotfit.data.operations.unsupported import refused_method
 from spotfit.data.operations.zipped_source import ZippedSource
 from spotfit.data.plans.row_functions import (
@@ -280,8 +289,11 @@ class Dataset:
         descending: bool | Sequence[bool] = False,  # noqa: FBT001, FBT002 - as in Ray
         boundaries: Any = None,
     ) -> Dataset:
-        """Return the rows sorted by columns. They are sorted in memory, on first use."""
-        return self._from_table(lambda: sorted_table(self._plan, key, descending))
+        """Return the rows sorted by columns; equal ones keep their order, null values are last.
+
+        They are sorted on first use: in memory, or by DuckDB if they do not fit.
+        """
+        return self._from_operation(SortOperation(self._plan, key, descending))
 
     def join(
         self,
@@ -294,20 +306,21 @@ class Dataset:
         right_suffix: str | None = None,
         **_options: Any,
     ) -> Dataset:
-        """Return the join with another dataset on equal columns. Both are held in memory."""
-        suffixes = (left_suffix, right_suffix)
-        return self._from_table(
-            lambda: joined_table(self._plan, ds._plan, join_type, on, right_on, suffixes)
-        )
+        """Return the join with another dataset on equal columns, in order of the left rows.
+
+        It is computed on first use: in memory, or by DuckDB if the rows do not fit.
+        """
+        keys = JoinKeys.of_arguments(join_type, on, right_on, (left_suffix, right_suffix))
+        return self._from_operation(JoinOperation(self._plan, ds._plan, keys))
 
     def groupby(
         self,
         key: str | Sequence[str] | None,
         num_partitions: int | None = None,
     ) -> GroupedData[Dataset]:
-        """Return the rows grouped by columns; None: one group. Its results are held in memory."""
+        """Return the rows grouped by columns; None: one group."""
         keys = [] if key is None else [key] if isinstance(key, str) else list(key)
-        return GroupedData(self._plan, keys, self._from_table)
+        return GroupedData(self._plan, keys, self._from_operation)
 
     def aggregate(self, *aggs: Any) -> dict[str, Any]:
         """Return the values of aggregates such as `Sum("x")` over all rows, in one pass."""
@@ -319,6 +332,7 @@ class Dataset:
         self,
         *,
         seed: int | RandomSeedConfig | None = None,
+        exact: bool = False,
         num_blocks: int | None = None,
         **options: Unpack[ResourceOptions],
     ) -> Dataset:
@@ -326,10 +340,17 @@ class Dataset:
 
         Units and, within windows, rows are shuffled while they are read; nothing is moved. Parts
         and samples of the result are random samples of all rows.
+
+        With `exact`, all rows are shuffled together once, on first use, by the seed (without one,
+        0), and this order is that of every epoch. Rows that do not fit into memory are written to
+        files. `random_shuffle()` of the result gives another order in every epoch, whose windows
+        mix as well as a shuffle of all rows.
         """
         check_resources("random_shuffle()", options)
         if num_blocks is not None:
             log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
+        if exact:
+            return self._from_operation(ShuffleOperation(self._plan, _seed(seed)))
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
     def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
@@ -474,8 +495,10 @@ class Dataset:
 
     def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:  # noqa: FBT001, FBT002 - as in Ray
         """Return the distinct values of a column, in order of first occurrence."""
-        values: list[Any] = self._statistic(Unique, column, ignore_nulls=ignore_nulls)
-        return values
+        found = unique_values(self._plan, column)
+        if found is None:
+            found = self._statistic(Unique, column, ignore_nulls=ignore_nulls)
+        return [value for value in found if not (ignore_nulls and value is None)]
 
     def sum(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:  # noqa: FBT001, FBT002 - as in Ray
         """Return the sum of a column; of several, or of all (None), by names such as `sum(x)`."""
@@ -640,10 +663,16 @@ class Dataset:
         if path is None:
             table = concat_blocks([*self._ordered_blocks()] or [self._plan.schema.empty_table()])
             return replace(Dataset.of_source(TableSource(table)), _name=self._name)
+        return replace(Dataset.of_source(self._write_once(path, row_group_bytes)), _name=self._name)
+
+    def _write_once(self, path: str | Path, row_group_bytes: int) -> Source:
+        operation = self._plan.rows.operation
+        if operation is not None and not self.transforms and self._shuffle.kind == "none":
+            return compute_to(operation, path, row_group_bytes)
         folder = writers.open_folder(path).subtree(self._content_id()[:16])
         blocks, schema = self._ordered_blocks(), self._plan.schema
         source = writers.materialize(folder, blocks, schema, row_group_bytes)
-        return replace(Dataset.of_source(source), _name=self._name)
+        return replace(source, fits_path=str(path))
 
     def _content_id(self) -> str:
         """Return `get_dataset_id()` with the captured values, or a random text if unknown."""
@@ -775,8 +804,8 @@ class Dataset:
     def _with_plan(self, plan: RowPlan) -> Dataset:
         return replace(self, _plan=plan)
 
-    def _from_table(self, table: Callable[[], pa.Table]) -> Dataset:
-        rows = Rows(lambda: UnitManifest.of_source(TableSource(table())))
+    def _from_operation(self, operation: TableOperation) -> Dataset:
+        rows = Rows(lambda: UnitManifest.of_source(compute(operation)), operation)
         return Dataset(RowPlan(rows), _name=self._name)
 
     def _parts(self, bounds: Bounds, count: int) -> list[Dataset]:

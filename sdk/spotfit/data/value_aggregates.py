@@ -15,6 +15,8 @@ from spotfit.data.aggregate_base import AggregateFnV2
 class Unique(AggregateFnV2):
     """The distinct values, in order of first occurrence."""
 
+    holds_values = True
+
     def __init__(
         self,
         on: str,
@@ -81,6 +83,8 @@ class CountDistinct(Unique):
 class AsList(AggregateFnV2):
     """All values, in order of the rows."""
 
+    holds_values = True
+
     def __init__(
         self,
         on: str,
@@ -106,6 +110,8 @@ class AsList(AggregateFnV2):
 
 class ValueCounter(AggregateFnV2):
     """How often each value occurs: a dictionary of the lists `values` and `counts`."""
+
+    holds_values = True
 
     def __init__(self, on: str, alias_name: str | None = None) -> None:
         super().__init__(alias_name or f"value_counter({on})", dict, on=on)

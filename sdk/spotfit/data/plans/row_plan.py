@@ -48,8 +48,12 @@ UNSHUFFLED = ShuffleSettings()
 class Rows:
     """The rows of a dataset before its transforms: a manifest that is listed on first use."""
 
-    def __init__(self, build: Callable[[], UnitManifest]) -> None:
+    operation: Any = None
+    """The operation on other rows whose result these are, to compute it elsewhere."""
+
+    def __init__(self, build: Callable[[], UnitManifest], operation: Any = None) -> None:
         self._build = build
+        self.operation = operation
 
     @cached_property
     def manifest(self) -> UnitManifest:
