@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from spotfit.data.aggregate_base import fold_all
 from spotfit.data.captured_values import digest_captured
 from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.expressions import Expr
-from spotfit.data.formats.batch_formats import BatchFormat, concat_blocks, to_batch
+from spotfit.data.formats.batch_formats import BatchFormat, concat_blocks, empty_table, to_batch
 from spotfit.data.iteration.data_iterator import DataIterator
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.data.operations import file_encoders, writers
@@ -83,6 +83,8 @@ from spotfit.data.user_functions import (
 )
 from spotfit.host import log
 
+ResultT = TypeVar("ResultT")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
@@ -132,6 +134,37 @@ class Dataset:
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows, after the transforms and in unshuffled order, a block per unit."""
         return self._plan.blocks(columns)
+
+    def map_blocks(
+        self, function: Callable[[pa.Table], ResultT], columns: Sequence[str] | None = None
+    ) -> Iterator[ResultT]:
+        """Yield what a function returns for each block of `blocks`, as `RowPlan.map_blocks`."""
+        return self._plan.map_blocks(function, columns)
+
+    def content_digest(self) -> str | None:
+        """Return a hash of all rows in unshuffled order, the same in every process.
+
+        None if a function of the user has captured a value without a digest.
+        """
+        captured = digest_captured(self._plan.captured)
+        if captured is None:
+            return None
+        return hashlib.sha256(f"{self._plan.identity} {captured}".encode()).hexdigest()
+
+    @property
+    def fits_path(self) -> str | None:
+        """Where fits of preprocessors to this dataset are stored; None: nowhere.
+
+        That is where `materialize(url)` has written its rows, else `DataContext.materialize_path`.
+        """
+        paths = {getattr(source, "fits_path", "") for source in self.manifest.sources}
+        stored = paths.pop() if len(paths) == 1 else ""
+        return stored or DataContext.get_current().materialize_path
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether rows are read from files."""
+        return self._plan.reads_files
 
     @property
     def runs_user_code(self) -> bool:
@@ -661,7 +694,7 @@ class Dataset:
         captured value cannot be pickled, every call writes to another subfolder.
         """
         if path is None:
-            table = concat_blocks([*self._ordered_blocks()] or [self._plan.schema.empty_table()])
+            table = concat_blocks([*self._ordered_blocks()] or [empty_table(self._plan.schema)])
             return replace(Dataset.of_source(TableSource(table)), _name=self._name)
         return replace(Dataset.of_source(self._write_once(path, row_group_bytes)), _name=self._name)
 
@@ -685,7 +718,7 @@ class Dataset:
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame. Raises `ConfigError` if there are more than `limit`."""
         self._check_limit("to_pandas", limit)
-        blocks = [*self._ordered_blocks()] or [self._plan.schema.empty_table()]
+        blocks = [*self._ordered_blocks()] or [empty_table(self._plan.schema)]
         return to_batch(concat_blocks(blocks), "pandas")
 
     def write_parquet(self, path: str | Path, **options: Any) -> None:

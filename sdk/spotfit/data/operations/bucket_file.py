@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -62,7 +61,8 @@ class BucketFile:
         """Yield the rows of a bucket: a table for each call of `append` that had some."""
         self._write_pending()
         for extent in self._extents.get(bucket, ()):
-            body = os.pread(self._file.fileno(), extent.length, extent.offset)
+            self._file.seek(extent.offset)
+            body = self._file.read(extent.length)
             with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
@@ -72,6 +72,7 @@ class BucketFile:
         self._file.close()
 
     def _write_pending(self) -> None:
+        self._file.seek(self._end)
         for bucket in sorted(self._pending):
             self._write(bucket, self._pending[bucket])
         self._pending.clear()

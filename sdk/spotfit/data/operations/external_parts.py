@@ -6,12 +6,12 @@
 3. Each part is read, and computed by the operation in memory.
 
 A part is a file of the result. Which rows it has depends on `part_rows` only, so that an
-interrupted operation goes on with the missing parts.
+interrupted operation computes the missing parts only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.operations.bucket_file import BucketFile
+from spotfit.data.operations.group_aggregates import changes
 from spotfit.data.operations.key_database import (
     PLACEMENT_COLUMNS,
     KeyDatabase,
@@ -31,7 +32,11 @@ from spotfit.data.operations.key_database import (
     key_batches,
     placement_batch,
 )
-from spotfit.data.operations.relational import SORT_DIRECTIONS, JoinKeys, joined_columns
+from spotfit.data.operations.relational import (
+    SORT_DIRECTIONS,
+    JoinKeys,
+    joined_columns,
+)
 from spotfit.data.operations.sort_keys import equality_key, order_key
 from spotfit.data.order import hash_numbers
 from spotfit.data.plans.row_plan import RowPlan
@@ -57,7 +62,7 @@ class Workspace(NamedTuple):
     @property
     def engine_bytes(self) -> int:
         """The limit of DuckDB."""
-        return self.memory_bytes // 2
+        return self.memory_bytes // 4
 
     @property
     def buffer_bytes(self) -> int:
@@ -182,7 +187,7 @@ class SortedParts:
         """The number of rows of a part."""
         return f"{self._part_rows}-rows"
 
-    def read(self, complete: Collection[int]) -> Iterator[Part]:
+    def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
         """Sort the keys, distribute the rows, and yield the parts."""
         file = BucketFile(self._workspace.folder / "parts", self._workspace.buffer_bytes)
         with closing(self._rows), closing(file):
@@ -221,7 +226,7 @@ class GroupedParts:
         """The number of rows of a part, except that of the last group."""
         return f"{self._part_rows}-rows"
 
-    def read(self, complete: Collection[int]) -> Iterator[Part]:
+    def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
         """Sort the keys, distribute the rows of each group, and yield the results."""
         file = BucketFile(self._workspace.folder / "parts", self._workspace.buffer_bytes)
         with closing(self._rows), closing(file):
@@ -309,9 +314,7 @@ def _changes(keys: pa.Table, previous: pa.Table | None) -> np.ndarray[Any, np.dt
     is_first = np.zeros(table.num_rows, dtype=np.bool_)
     is_first[0] = True
     for column in table.columns:
-        codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices
-        numbers = codes.to_numpy(zero_copy_only=False)
-        is_first[1:] |= numbers[1:] != numbers[:-1]
+        is_first[1:] |= changes(column)
     return is_first if previous is None else is_first[1:]
 
 
@@ -403,7 +406,7 @@ class JoinedParts:
         """The number of rows of a part."""
         return f"{self._part_rows}-rows"
 
-    def read(self, complete: Collection[int]) -> Iterator[Part]:
+    def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
         """Join the keys, distribute the rows of both sides, and yield the parts."""
         folder, buffer_bytes = self._workspace.folder, self._workspace.buffer_bytes
         files = {
@@ -460,7 +463,7 @@ class JoinedParts:
 
     def _part(self, files: dict[str, BucketFile], number: int, count: int) -> pa.Table:
         first = number * self._part_rows
-        tables = {side: self._side(side).schema.empty_table() for side in ("left", "right")}
+        tables = {side: empty_table(self._side(side).schema) for side in ("left", "right")}
         indices: dict[str, pa.Array] = {}
         for side, file in files.items():
             found = [*file.read(number)]
@@ -509,7 +512,7 @@ class ShuffledParts:
         """The number of parts."""
         return f"of-{self._part_count}"
 
-    def read(self, complete: Collection[int]) -> Iterator[Part]:
+    def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
         """Distribute the rows by their hashes, and yield the parts."""
         file = BucketFile(self._workspace.folder / "parts", self._workspace.buffer_bytes)
         with closing(self._rows), closing(file):
@@ -550,7 +553,7 @@ def distinct_values(
                 do=f"Use groupby({column!r}).count(), whose result is a dataset.",
                 count=count,
             )
-        empty = rows.schema.empty_table().column(column)
+        empty = empty_table(rows.schema).column(column)
         placements = database.placements("SELECT row, place FROM firsts ORDER BY row")
         found = [
             block.column(column).take(pa.array(placement.rows)).cast(empty.type)

@@ -43,7 +43,7 @@ PLACEMENT_COLUMNS = pa.schema([("row", pa.int64()), ("place", pa.int64())])
 class KeyDatabase:
     """A database in memory whose tables and sorts beyond the limit are in `folder`.
 
-    Raises `InfrastructureError` if DuckDB cannot go on, for example without space on the disk.
+    Raises `InfrastructureError` if DuckDB fails, for example without space on the disk.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:

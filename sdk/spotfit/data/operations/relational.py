@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate_base import columns_of
-from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.operations.group_aggregates import aggregate_groups, sort_groups
 from spotfit.data.order import hash_key, permutation
 from spotfit.data.plans.row_plan import RowPlan
@@ -28,7 +28,7 @@ _SHUFFLE_STREAM = 3
 
 def read_table(plan: RowPlan, columns: Sequence[str] | None = None) -> pa.Table:
     """Return all rows as one table."""
-    return concat_blocks([*plan.blocks(columns)] or [plan.schema.empty_table()])
+    return concat_blocks([*plan.blocks(columns)] or [empty_table(plan.schema)])
 
 
 def sort_order(
@@ -218,7 +218,7 @@ def aggregated_table(plan: RowPlan, keys: Sequence[str], aggregates: Sequence[An
     if result is not None:
         return result
     names = [*keys, *(aggregate.name for aggregate in aggregates)]
-    empty = plan.schema.empty_table()
+    empty = empty_table(plan.schema)
     return pa.table({name: empty.column(name) if name in keys else pa.nulls(0) for name in names})
 
 

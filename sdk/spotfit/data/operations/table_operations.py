@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.aggregate_base import AggregateFnV2
 from spotfit.data.captured_values import digest_captured
 from spotfit.data.context import DataContext
-from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.operations import key_database, writers
 from spotfit.data.operations.external_parts import (
     GroupedParts,
@@ -153,7 +155,7 @@ class SortOperation(TableOperation):
     def parts(self, workspace: Workspace) -> writers.NumberedParts:
         """Sort by DuckDB."""
         order = sort_order(self.plan.schema, self.key, self.descending)
-        sort_rows(self.plan.schema.empty_table(), order)  # refuses the same types of columns
+        sort_rows(empty_table(self.plan.schema), order)  # refuses the same types of columns
         return SortedParts(self.plan, order, workspace)
 
 
@@ -180,7 +182,7 @@ class JoinOperation(TableOperation):
         """Return the columns of both sides."""
         left, right = self.plan.schema, self.right.schema
         self.keys.check(left, right)
-        return join_rows(left.empty_table(), right.empty_table(), self.keys).schema
+        return join_rows(empty_table(left), empty_table(right), self.keys).schema
 
     def table(self) -> pa.Table:
         """Join in memory."""
@@ -254,7 +256,7 @@ class AggregateOperation(TableOperation):
 
     def schema(self) -> pa.Schema:
         """Return the columns without types of the aggregates."""
-        empty = self.plan.schema.empty_table().select(list(self.keys))
+        empty = empty_table(self.plan.schema).select(list(self.keys))
         for aggregate in self.aggregates:
             empty = empty.append_column(aggregate.name, pa.nulls(0))
         return empty.schema
@@ -324,9 +326,7 @@ def compute(operation: TableOperation) -> Source:
     path = DataContext.get_current().materialize_path
     if path is not None:
         return compute_to(operation, path)
-    folder = _temporary_folder("spotfit-result-")
-    source = _write_parts(operation, writers.open_folder(folder.name), ROW_GROUP_BYTES)
-    return TemporaryFiles(source.files, source.format, owner=folder, call=operation.call)
+    return _write_temporary(operation)
 
 
 def compute_to(
@@ -374,7 +374,6 @@ def unique_values(plan: RowPlan, column: str) -> list[Any] | None:
 class TemporaryFiles(FormatSource):
     """Files of a result that this process deletes, at the latest when it ends."""
 
-    owner: tempfile.TemporaryDirectory[str] | None = None
     call: str = ""
 
     def __reduce__(self) -> Any:
@@ -384,6 +383,20 @@ class TemporaryFiles(FormatSource):
             do="Write them to storage that the machines can read: call materialize('s3://…') on "
             "the result, or set DataContext.get_current().materialize_path before.",
         )
+
+
+def _write_temporary(operation: TableOperation) -> TemporaryFiles:
+    folder = tempfile.mkdtemp(
+        prefix="spotfit-result-", dir=DataContext.get_current().spill_directory
+    )
+    try:
+        found = _write_parts(operation, writers.open_folder(folder), ROW_GROUP_BYTES)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    source = TemporaryFiles(found.files, found.format, call=operation.call)
+    weakref.finalize(source, shutil.rmtree, folder, ignore_errors=True)
+    return source
 
 
 def _available_bytes() -> int | None:
@@ -437,7 +450,8 @@ def _workspace(memory_bytes: int) -> Iterator[Workspace]:
     # Of free memory, half: the rest of the process needs some, too.
     is_limit = DataContext.get_current().operation_memory_bytes is not None
     share = memory_bytes if is_limit else memory_bytes // 2
-    with _temporary_folder("spotfit-spill-") as folder:
+    directory = DataContext.get_current().spill_directory
+    with tempfile.TemporaryDirectory(prefix="spotfit-spill-", dir=directory) as folder:
         try:
             yield Workspace(Path(folder), max(share, _MIN_MEMORY_BYTES))
         except OSError as error:
@@ -447,8 +461,3 @@ def _workspace(memory_bytes: int) -> Iterator[Workspace]:
                 f"The disk of {folder} is full: an operation writes all rows there.",
                 do="Set DataContext.get_current().spill_directory to a directory with more space.",
             ) from error
-
-
-def _temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    directory = DataContext.get_current().spill_directory
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=directory)

@@ -6,8 +6,9 @@ import enum
 import importlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.formats.tensor_storage import encode_tensors
 from spotfit.data.operations.file_encoders import Encoder, parquet_encoder
 from spotfit.data.plans.row_functions import block_rows
@@ -286,7 +287,7 @@ def materialize(
         write_options = WriteOptions(mode=SaveMode.OVERWRITE)
         encoded = (encode_tensors(block) for block in blocks)
         if not write_files(folder, encoded, "parquet", encode, write_options):
-            folder.put(_EMPTY_KEY, encode(encode_tensors(schema.empty_table())))
+            folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema))))
         folder.put(_COMPLETE_KEY, b"")
     return stored_source(folder)
 
@@ -310,7 +311,7 @@ class NumberedParts(Protocol):
         """What determines which rows a part has; part of the names of the files."""
         ...
 
-    def read(self, complete: Collection[int]) -> Iterator[tuple[int, pa.Table]]:
+    def read(self, complete: Collection[int]) -> Generator[tuple[int, pa.Table], None, None]:
         """Yield the parts, without those that are complete, in ascending order."""
         ...
 
@@ -331,9 +332,12 @@ def write_parts(
         folder.put(f"{number:06d}{suffix}", encode(encode_tensors(rows)))
 
     count = len(complete)
-    with ThreadPoolExecutor(_PART_UPLOADS, "spotfit-write") as executor:
+    with (
+        ThreadPoolExecutor(_PART_UPLOADS, "spotfit-write") as executor,
+        closing(parts.read(complete)) as found,
+    ):
         pending: deque[Future[None]] = deque()
-        for number, rows in parts.read(complete):
+        for number, rows in found:
             pending.append(executor.submit(write, number, rows))
             count += 1
             if len(pending) >= _PART_UPLOADS:
@@ -341,7 +345,7 @@ def write_parts(
         for future in pending:
             future.result()
     if not count:
-        folder.put(_EMPTY_KEY, encode(encode_tensors(schema().empty_table())))
+        folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema()))))
     folder.put(_COMPLETE_KEY, b"")
     return stored_source(folder)
 

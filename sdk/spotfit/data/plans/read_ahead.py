@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
-
-import pyarrow as pa
+from typing import Generic, NamedTuple, TypeVar
 
 READ_THREADS = 8
 """Requests at a time: a bucket answers each after 20 to 50 ms."""
@@ -15,15 +13,21 @@ _MAX_PENDING_BYTES = 128 * 2**20
 """Encoded size of what is read ahead; a block that is larger is read alone."""
 
 
-class ReadTask(NamedTuple):
+ResultT = TypeVar("ResultT")
+
+
+class ReadTask(NamedTuple, Generic[ResultT]):
     """A part of a dataset that is to be read."""
 
     size_bytes: int
     """Encoded size."""
-    read: Callable[[], pa.Table]
+    read: Callable[[], ResultT]
+    """Returns the rows, or what is computed of them."""
 
 
-def read_in_order(tasks: Iterable[ReadTask], *, threads: int = READ_THREADS) -> Iterator[pa.Table]:
+def read_in_order(
+    tasks: Iterable[ReadTask[ResultT]], *, threads: int = READ_THREADS
+) -> Iterator[ResultT]:
     """Yield the results of the tasks in order, and run the next ones in `threads` threads.
 
     With 0 threads, each task runs when its result is asked for. Raises what a task raises.
@@ -33,7 +37,7 @@ def read_in_order(tasks: Iterable[ReadTask], *, threads: int = READ_THREADS) -> 
             yield task.read()
         return
     executor = ThreadPoolExecutor(threads, "spotfit-read")
-    pending: deque[tuple[int, Future[pa.Table]]] = deque()
+    pending: deque[tuple[int, Future[ResultT]]] = deque()
     try:
         for task in tasks:
             pending.append((task.size_bytes, executor.submit(task.read)))
@@ -45,5 +49,5 @@ def read_in_order(tasks: Iterable[ReadTask], *, threads: int = READ_THREADS) -> 
         executor.shutdown(cancel_futures=True)
 
 
-def _exceeds_limit(pending: deque[tuple[int, Future[pa.Table]]]) -> bool:
+def _exceeds_limit(pending: deque[tuple[int, Future[ResultT]]]) -> bool:
     return len(pending) > 1 and sum(size for size, _ in pending) > _MAX_PENDING_BYTES

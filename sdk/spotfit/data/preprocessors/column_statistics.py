@@ -53,13 +53,24 @@ class Statistic(Protocol):
 Results: TypeAlias = Mapping[Statistic, Any]
 
 
+def observe_all(statistics: Sequence[Statistic], block: pa.Table) -> list[Any]:
+    """Return the states of the rows of a block, statistic by statistic."""
+    return [statistic.observe(block) for statistic in statistics]
+
+
 def fold(statistics: Iterable[Statistic], blocks: Iterable[pa.Table]) -> dict[Statistic, Any]:
     """Return the result of each statistic over all blocks, which are read once."""
     distinct = list(dict.fromkeys(statistics))
-    states: list[Any] | None = None
-    for block in blocks:
-        observed = [statistic.observe(block) for statistic in distinct]
-        states = observed if states is None else merge_states(distinct, states, observed)
+    return fold_states(distinct, (observe_all(distinct, block) for block in blocks))
+
+
+def fold_states(
+    distinct: Sequence[Statistic], observed: Iterable[Sequence[Any]]
+) -> dict[Statistic, Any]:
+    """Return the result of each statistic, from the states of all blocks in their order."""
+    states: Sequence[Any] | None = None
+    for block in observed:
+        states = block if states is None else merge_states(distinct, states, block)
     finals = states if states is not None else [None] * len(distinct)
     return {one: one.result(state) for one, state in zip(distinct, finals, strict=True)}
 

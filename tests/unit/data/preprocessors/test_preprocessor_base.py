@@ -112,12 +112,12 @@ def test_outputs_beside_the_inputs_are_computed_from_the_inputs() -> None:
 def test_only_the_columns_of_the_statistics_are_read() -> None:
     read = []
     ds = dataset(ROWS)
-    blocks = type(ds).blocks
+    map_blocks = type(ds).map_blocks
 
     class Recorded(type(ds)):  # type: ignore[misc]
-        def blocks(self, columns: Any = None) -> Any:
+        def map_blocks(self, function: Any, columns: Any = None) -> Any:
             read.append(columns)
-            return blocks(self, columns)
+            return map_blocks(self, function, columns)
 
     StandardScaler(["x"]).fit(Recorded(ds._plan))
     assert read == [["x"]]
