@@ -61,8 +61,8 @@ class Workspace(NamedTuple):
 
     @property
     def engine_bytes(self) -> int:
-        """The limit of DuckDB."""
-        return self.memory_bytes // 4
+        """The limit of DuckDB, which fails with less than about 64 MiB."""
+        return self.memory_bytes // 2
 
     @property
     def buffer_bytes(self) -> int:
@@ -435,12 +435,15 @@ class JoinedParts:
                 database.load(
                     f"{side}_keys", *self._side(side).keys(keys, [equality_key] * len(keys))
                 )
-            columns = pa.schema([("place", pa.int64()), *((side, pa.int64()) for side in sides)])
-            database.load(
-                "pairs", columns, _numbered_pairs(database.stream(self._query()), columns)
-            )
+            # First joined, then sorted: both at the same time may exceed the limit, and then fail.
+            database.create("matched", self._query())
             for side in ("left", "right"):
                 database.drop(f"{side}_keys")
+            columns = pa.schema([("place", pa.int64()), *((side, pa.int64()) for side in sides)])
+            order = ", ".join(f'"{side}" NULLS LAST' for side in sides)
+            matched = database.stream(f"SELECT * FROM matched ORDER BY {order}")  # noqa: S608
+            database.load("pairs", columns, _numbered_pairs(matched, columns))
+            database.drop("matched")
             for side in sides:
                 query = f'SELECT "{side}", place FROM pairs WHERE "{side}" IS NOT NULL ORDER BY ALL'  # noqa: S608
                 target = _Target(files[side], self._part_rows, complete)
@@ -450,7 +453,6 @@ class JoinedParts:
 
     def _query(self) -> str:
         sides = ", ".join(f'"{side}"."row" AS "{side}"' for side in self._join.sides)
-        order = ", ".join(f'"{side}"."row" NULLS LAST' for side in self._join.sides)
         keys = range(len(self._join.left))
         condition = " AND ".join(f'"left".k{key} = "right".k{key}' for key in keys)
         first, second = ("right", "left") if self._join.sides == ("right",) else ("left", "right")
@@ -458,7 +460,7 @@ class JoinedParts:
         kind = self._join.kind.removeprefix(f"{first} ") if is_filter else self._join.kind
         return (
             f'SELECT {sides} FROM {first}_keys AS "{first}" {kind.upper()} JOIN '  # noqa: S608
-            f'{second}_keys AS "{second}" ON {condition} ORDER BY {order}'
+            f'{second}_keys AS "{second}" ON {condition}'
         )
 
     def _part(self, files: dict[str, BucketFile], number: int, count: int) -> pa.Table:

@@ -87,6 +87,11 @@ class KeyDatabase:
         finally:
             cursor.close()
 
+    def create(self, table: str, query: str) -> None:
+        """Create a table of the result of a query, in any order."""
+        with self._translated():
+            self._connection.execute(f"CREATE TABLE {table} AS {query}")
+
     def stream(self, query: str) -> Iterator[pa.RecordBatch]:
         """Yield the result of a query, which is not held in memory."""
         cursor = self._connection.cursor()

@@ -65,7 +65,7 @@ from spotfit.store.api import Store
 
 _MEMORY_FACTOR = 4
 """A sorted or joined table exists twice, and decoded rows take about twice their encoded size."""
-_MIN_MEMORY_BYTES = 64 * 2**20
+_MIN_MEMORY_BYTES = 128 * 2**20
 """DuckDB and PyArrow need some memory whatever the rows are."""
 _GROUP_BYTES = 1024
 """Memory for the partial results of a group, as Python objects."""
