@@ -324,13 +324,15 @@ def pickle_object(
     `labeled_parts` maps names such as `"train_loop_config"` to parts of `value`, for messages.
     Warns (`UserWarning`) with the largest parts if the pickle exceeds 16 MiB. Raises
     `ShippingError` naming the path to a part that cannot be pickled, or the largest parts if the
-    pickle exceeds 512 MiB (`MAX_PICKLE_BYTES`).
+    pickle exceeds 512 MiB (`MAX_PICKLE_BYTES`), and a `ConfigError` of a part unchanged.
     """
     sink = io.BytesIO()
     pickler = _RecordingPickler(sink)
     with _register_by_value(by_value_modules) as own:
         try:
             pickler.dump(value)
+        except ConfigError:
+            raise  # of a part that states itself what to do, such as a dataset in temporary files
         except Exception as error:
             raise _unpicklable_error(labeled_parts, error) from error
         body = sink.getvalue()

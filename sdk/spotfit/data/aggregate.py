@@ -188,6 +188,8 @@ class Std(_ColumnStatistic):
 class Quantile(_ColumnStatistic):
     """A quantile, by linear interpolation. Holds all values of the column."""
 
+    holds_values = True
+
     label = "quantile"
 
     def __init__(

@@ -26,6 +26,8 @@ class AggregateFnV2:
     """Whether a block's number of rows suffices where `on` is None."""
     null_is_value = False
     """Whether a null counts like any other value, also if nulls are not ignored."""
+    holds_values = False
+    """Whether the partial result grows with the number of values."""
 
     def __init__(
         self,

@@ -54,10 +54,17 @@ class ExecutionOptions:
                 )
 
 
+_EFFECTIVE_SETTINGS = (
+    *("enable_progress_bars", "execution_options"),
+    *("operation_memory_bytes", "spill_directory", "materialize_path"),
+)
+
+
 class DataContext:
     """Settings of this process for `spotfit.data`. Any attribute of Ray's `DataContext` can be set.
 
-    Only `enable_progress_bars` has an effect.
+    `enable_progress_bars` has an effect, and settings that Ray does not have:
+    `operation_memory_bytes`, `spill_directory` and `materialize_path`.
     """
 
     _current: ClassVar[DataContext | None] = None
@@ -65,6 +72,18 @@ class DataContext:
     def __init__(self, **settings: Any) -> None:
         self.enable_progress_bars = True
         self.execution_options = ExecutionOptions()
+        self.operation_memory_bytes: int | None = None
+        """Memory for `sort`, `join`, `groupby`, `unique` and `random_shuffle(exact=True)`.
+
+        Rows that need more are computed in files. None: the free memory.
+        """
+        self.spill_directory: str | None = None
+        """Directory for temporary files of these operations. None: that of the system."""
+        self.materialize_path: str | None = None
+        """Path or URL for results that do not fit into memory, and for fits of preprocessors.
+
+        Later runs find them there. None: results are temporary files, fits are not stored.
+        """
         vars(self).update(settings)
 
     @classmethod
@@ -88,7 +107,7 @@ class DataContext:
         return None  # a setting of Ray that was not set
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("enable_progress_bars", "execution_options"):
+        if name not in _EFFECTIVE_SETTINGS:
             log.debug("data.setting_ignored", setting=name)
         super().__setattr__(name, value)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -20,14 +20,14 @@ from spotfit.data.aggregate_base import fold_all
 from spotfit.data.captured_values import digest_captured
 from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.expressions import Expr
-from spotfit.data.formats.batch_formats import BatchFormat, concat_blocks, to_batch
+from spotfit.data.formats.batch_formats import BatchFormat, concat_blocks, empty_table, to_batch
 from spotfit.data.iteration.data_iterator import DataIterator
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.data.operations import file_encoders, writers
 from spotfit.data.operations.dataset_pipeline import DatasetPipeline
 from spotfit.data.operations.grouped_data import GroupedData
 from spotfit.data.operations.mixed_source import MixStoppingCondition, mixed_source
-from spotfit.data.operations.relational import joined_table, sorted_table
+from spotfit.data.operations.relational import JoinKeys
 from spotfit.data.operations.row_filters import row_filter
 from spotfit.data.operations.selections import FlatMapSource
 from spotfit.data.operations.splits import (
@@ -44,6 +44,15 @@ from spotfit.data.operations.splits import (
     train_test_bounds,
 )
 from spotfit.data.operations.summary import DatasetSummary, describe, summarize
+from spotfit.data.operations.table_operations import (
+    JoinOperation,
+    ShuffleOperation,
+    SortOperation,
+    TableOperation,
+    compute,
+    compute_to,
+    unique_values,
+)
 from spotfit.data.operations.unsupported import REFUSED_METHODS, refused_method
 from spotfit.data.operations.zipped_source import ZippedSource
 from spotfit.data.plans.row_functions import (
@@ -74,6 +83,8 @@ from spotfit.data.user_functions import (
     user_function,
 )
 from spotfit.host import log
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,6 +131,37 @@ class Dataset:
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows, after the transforms and in unshuffled order, a block per unit."""
         return self._plan.blocks(columns)
+
+    def map_blocks(
+        self, function: Callable[[pa.Table], ResultT], columns: Sequence[str] | None = None
+    ) -> Iterator[ResultT]:
+        """Yield what a function returns for each block of `blocks`, as `RowPlan.map_blocks`."""
+        return self._plan.map_blocks(function, columns)
+
+    def content_digest(self) -> str | None:
+        """Return a hash of all rows in unshuffled order, the same in every process.
+
+        None if a function of the user has captured a value without a digest.
+        """
+        captured = digest_captured(self._plan.captured)
+        if captured is None:
+            return None
+        return hashlib.sha256(f"{self._plan.identity} {captured}".encode()).hexdigest()
+
+    @property
+    def fits_path(self) -> str | None:
+        """Where fits of preprocessors to this dataset are stored; None: nowhere.
+
+        That is where `materialize(url)` has written its rows, else `DataContext.materialize_path`.
+        """
+        paths = {getattr(source, "fits_path", "") for source in self.manifest.sources}
+        stored = paths.pop() if len(paths) == 1 else ""
+        return stored or DataContext.get_current().materialize_path
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether rows are read from files."""
+        return self._plan.reads_files
 
     @property
     def runs_user_code(self) -> bool:
@@ -277,8 +319,11 @@ class Dataset:
         descending: bool | Sequence[bool] = False,  # noqa: FBT001, FBT002 - as in Ray
         boundaries: Any = None,
     ) -> Dataset:
-        """Return the rows sorted by columns. They are sorted in memory, on first use."""
-        return self._from_table(lambda: sorted_table(self._plan, key, descending))
+        """Return the rows sorted by columns; equal ones keep their order, null values are last.
+
+        They are sorted on first use: in memory, or by DuckDB if they do not fit.
+        """
+        return self._from_operation(SortOperation(self._plan, key, descending))
 
     def join(
         self,
@@ -291,20 +336,21 @@ class Dataset:
         right_suffix: str | None = None,
         **_options: Any,
     ) -> Dataset:
-        """Return the join with another dataset on equal columns. Both are held in memory."""
-        suffixes = (left_suffix, right_suffix)
-        return self._from_table(
-            lambda: joined_table(self._plan, ds._plan, join_type, on, right_on, suffixes)
-        )
+        """Return the join with another dataset on equal columns, in order of the left rows.
+
+        It is computed on first use: in memory, or by DuckDB if the rows do not fit.
+        """
+        keys = JoinKeys.of_arguments(join_type, on, right_on, (left_suffix, right_suffix))
+        return self._from_operation(JoinOperation(self._plan, ds._plan, keys))
 
     def groupby(
         self,
         key: str | Sequence[str] | None,
         num_partitions: int | None = None,
     ) -> GroupedData[Dataset]:
-        """Return the rows grouped by columns; None: one group. Its results are held in memory."""
+        """Return the rows grouped by columns; None: one group."""
         keys = [] if key is None else [key] if isinstance(key, str) else list(key)
-        return GroupedData(self._plan, keys, self._from_table)
+        return GroupedData(self._plan, keys, self._from_operation)
 
     def aggregate(self, *aggs: Any) -> dict[str, Any]:
         """Return the values of aggregates such as `Sum("x")` over all rows, in one pass."""
@@ -316,6 +362,7 @@ class Dataset:
         self,
         *,
         seed: int | RandomSeedConfig | None = None,
+        exact: bool = False,
         num_blocks: int | None = None,
         **options: Unpack[ResourceOptions],
     ) -> Dataset:
@@ -323,10 +370,17 @@ class Dataset:
 
         Units and, within windows, rows are shuffled while they are read; nothing is moved. Parts
         and samples of the result are random samples of all rows.
+
+        With `exact`, all rows are shuffled together once, on first use, by the seed (without one,
+        0), and this order is that of every epoch. Rows that do not fit into memory are written to
+        files. `random_shuffle()` of the result gives another order in every epoch, whose windows
+        mix as well as a shuffle of all rows.
         """
         check_resources("random_shuffle()", options)
         if num_blocks is not None:
             log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
+        if exact:
+            return self._from_operation(ShuffleOperation(self._plan, _seed(seed)))
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
     def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
@@ -471,8 +525,10 @@ class Dataset:
 
     def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:  # noqa: FBT001, FBT002 - as in Ray
         """Return the distinct values of a column, in order of first occurrence."""
-        values: list[Any] = self._statistic(Unique, column, ignore_nulls=ignore_nulls)
-        return values
+        found = unique_values(self._plan, column)
+        if found is None:
+            found = self._statistic(Unique, column, ignore_nulls=ignore_nulls)
+        return [value for value in found if not (ignore_nulls and value is None)]
 
     def sum(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:  # noqa: FBT001, FBT002 - as in Ray
         """Return the sum of a column; of several, or of all (None), by names such as `sum(x)`."""
@@ -635,12 +691,18 @@ class Dataset:
         captured value cannot be pickled, every call writes to another subfolder.
         """
         if path is None:
-            table = concat_blocks([*self._ordered_blocks()] or [self._plan.schema.empty_table()])
+            table = concat_blocks([*self._ordered_blocks()] or [empty_table(self._plan.schema)])
             return replace(Dataset.of_source(TableSource(table)), _name=self._name)
+        return replace(Dataset.of_source(self._write_once(path, row_group_bytes)), _name=self._name)
+
+    def _write_once(self, path: str | Path, row_group_bytes: int) -> Source:
+        operation = self._plan.rows.operation
+        if operation is not None and not self.transforms and self._shuffle.kind == "none":
+            return compute_to(operation, path, row_group_bytes)
         folder = writers.open_folder(path).subtree(self._content_id()[:16])
         blocks, schema = self._ordered_blocks(), self._plan.schema
         source = writers.materialize(folder, blocks, schema, row_group_bytes)
-        return replace(Dataset.of_source(source), _name=self._name)
+        return replace(source, fits_path=str(path))
 
     def _content_id(self) -> str:
         """Return `get_dataset_id()` with the captured values, or a random text if unknown."""
@@ -653,7 +715,7 @@ class Dataset:
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame. Raises `ConfigError` if there are more than `limit`."""
         self._check_limit("to_pandas", limit)
-        blocks = [*self._ordered_blocks()] or [self._plan.schema.empty_table()]
+        blocks = [*self._ordered_blocks()] or [empty_table(self._plan.schema)]
         return to_batch(concat_blocks(blocks), "pandas")
 
     def write_parquet(self, path: str | Path, **options: Any) -> None:
@@ -749,8 +811,8 @@ class Dataset:
     def _with_plan(self, plan: RowPlan) -> Dataset:
         return replace(self, _plan=plan)
 
-    def _from_table(self, table: Callable[[], pa.Table]) -> Dataset:
-        rows = Rows(lambda: UnitManifest.of_source(TableSource(table())))
+    def _from_operation(self, operation: TableOperation) -> Dataset:
+        rows = Rows(lambda: UnitManifest.of_source(compute(operation)), operation)
         return Dataset(RowPlan(rows), _name=self._name)
 
     def _parts(self, bounds: Bounds, count: int) -> list[Dataset]:

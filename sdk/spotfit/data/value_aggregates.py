@@ -16,6 +16,7 @@ class Unique(AggregateFnV2):
     """The distinct values, in order of first occurrence."""
 
     null_is_value = True
+    holds_values = True
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Unique(AggregateFnV2):
         else:
             values = column.unique().to_pylist()
         return {
-            _hashable(value): value for value in values if not (self.ignore_nulls and value is None)
+            hashable(value): value for value in values if not (self.ignore_nulls and value is None)
         }
 
     def combine(self, current_accumulator: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
@@ -51,13 +52,14 @@ class Unique(AggregateFnV2):
         return list(accumulator.values())
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
+    """Return a form of a value that equals that of an equal value; NaN equals NaN."""
     if isinstance(value, float) and math.isnan(value):
         return "nan", None  # NaN differs from itself
     if isinstance(value, Mapping):
-        return tuple((key, _hashable(item)) for key, item in value.items())
+        return tuple((key, hashable(item)) for key, item in value.items())
     if isinstance(value, list | np.ndarray):
-        return tuple(map(_hashable, value))
+        return tuple(map(hashable, value))
     return value
 
 
@@ -81,6 +83,7 @@ class AsList(AggregateFnV2):
     """All values, in order of the rows."""
 
     null_is_value = True
+    holds_values = True
 
     def __init__(
         self,
@@ -105,6 +108,8 @@ class AsList(AggregateFnV2):
 class ValueCounter(AggregateFnV2):
     """How often each value occurs: a dictionary of the lists `values` and `counts`."""
 
+    holds_values = True
+
     def __init__(self, on: str, alias_name: str | None = None) -> None:
         super().__init__(alias_name or f"value_counter({on})", dict, on=on)
 
@@ -114,7 +119,7 @@ class ValueCounter(AggregateFnV2):
         found: dict[Any, tuple[Any, int]] = {}
         for value in values:
             if value is not None:
-                key = _hashable(value)
+                key = hashable(value)
                 found[key] = value, found.get(key, (value, 0))[1] + 1
         return found
 

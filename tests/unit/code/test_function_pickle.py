@@ -258,6 +258,16 @@ def test_packages_required_by_a_pickle_are_recorded(project: Path) -> None:
 # ── objects that cannot be pickled ──────────────────────────────────────────
 
 
+def test_an_error_that_states_what_to_do_is_raised_unchanged() -> None:
+    class Temporary:
+        def __reduce__(self) -> Any:
+            raise ConfigError("The rows are in temporary files.", do="Call materialize().")
+
+    with pytest.raises(ConfigError, match="temporary files") as caught:
+        pickle_object({"train": Temporary()}, labeled_parts={}, by_value_modules=())
+    assert caught.value.do == "Call materialize()."
+
+
 def test_an_unpicklable_part_is_named_by_its_path() -> None:
     cfg = {"lock": threading.Lock()}
 

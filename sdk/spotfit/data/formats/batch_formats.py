@@ -126,6 +126,11 @@ def _from_pandas(frame: Any) -> pa.Table:
 # --- blocks ---------------------------------------------------------------------------------------
 
 
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Return a table without rows; `Schema.empty_table` fails for some columns of tensors."""
+    return pa.Table.from_batches([], schema)
+
+
 def concat_blocks(blocks: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of all blocks, without a copy if their columns have equal types.
 

@@ -18,6 +18,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import WIDE_INTEGER, Count, Max, Mean, Min, Std, Sum, widen_for_sum
 from spotfit.data.formats.batch_formats import concat_blocks
 from spotfit.data.source import IntArray
+from spotfit.data.value_aggregates import hashable
 
 _MAX_PARTIAL_ROWS = 2**20
 """Partial results are merged when there are more of them, and twice as many as groups."""
@@ -61,10 +62,20 @@ def sort_groups(table: pa.Table, keys: Sequence[str]) -> SortedGroups:
         order = [(key, "ascending") for key in keys]
         table = table.take(pc.sort_indices(table.select(keys), sort_keys=order)).combine_chunks()
     for key in keys:
-        codes = table.column(key).combine_chunks().dictionary_encode(null_encoding="encode")
-        numbers = codes.indices.to_numpy(zero_copy_only=False)
-        is_first[1:] |= numbers[1:] != numbers[:-1]
+        is_first[1:] |= changes(table.column(key))
     return SortedGroups(table, np.flatnonzero(is_first))
+
+
+def changes(column: pa.ChunkedArray) -> Any:
+    """Return for each row but the first whether its value differs from that before. NaN equals NaN.
+
+    0.0 equals -0.0, as they do where rows are sorted.
+    """
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, pa.scalar(0.0, column.type))
+    codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices
+    numbers = codes.to_numpy(zero_copy_only=False)
+    return numbers[1:] != numbers[:-1]
 
 
 # --- Aggregates that Arrow knows ------------------------------------------------------------------
@@ -252,7 +263,7 @@ def _aggregate_each(
     for block in blocks:
         for group in sort_groups(block, keys).tables():
             first = group.select(list(keys)).slice(0, 1)
-            key = tuple(column[0].as_py() for column in first.columns)
+            key = tuple(hashable(column[0].as_py()) for column in first.columns)
             if key not in partials:
                 partials[key] = [None] * len(aggregates)
                 firsts.append(first.combine_chunks())

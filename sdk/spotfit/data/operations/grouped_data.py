@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
-import pyarrow as pa
-
 from spotfit.data.aggregate import Count, Max, Mean, Min, Std, Sum
 from spotfit.data.expressions import Expr
 from spotfit.data.formats.batch_formats import BatchFormat
-from spotfit.data.operations.relational import aggregated_table, mapped_groups
+from spotfit.data.operations.table_operations import (
+    AggregateOperation,
+    MapGroupsOperation,
+    TableOperation,
+)
 from spotfit.data.plans.row_functions import map_batches_transform
 from spotfit.data.plans.row_plan import RowPlan
 from spotfit.data.plans.transforms import with_columns_transform
@@ -22,14 +24,15 @@ DatasetT = TypeVar("DatasetT")
 class GroupedData(Generic[DatasetT]):
     """The rows of a dataset, grouped by the values of columns.
 
-    Every method returns a dataset that is computed in memory on first use, sorted by the keys.
+    Every method returns a dataset that is computed on first use, sorted by the keys: in memory, or
+    by DuckDB if the rows do not fit.
     """
 
     def __init__(
         self,
         plan: RowPlan,
         keys: Sequence[str],
-        to_dataset: Callable[[Callable[[], pa.Table]], DatasetT],
+        to_dataset: Callable[[TableOperation], DatasetT],
     ) -> None:
         self._plan = plan
         self._keys = list(keys)
@@ -37,7 +40,7 @@ class GroupedData(Generic[DatasetT]):
 
     def aggregate(self, *aggs: Any) -> DatasetT:
         """Return a row for each group, with the keys and these aggregates."""
-        return self._to_dataset(lambda: aggregated_table(self._plan, self._keys, aggs))
+        return self._aggregate(lambda: aggs)
 
     def count(self) -> DatasetT:
         """Return the number of rows of each group in the column `count()`."""
@@ -79,20 +82,22 @@ class GroupedData(Generic[DatasetT]):
         """Return the batches that the function returns for the rows of each group."""
         function = user_function("map_groups", fn, options)
         transform = map_batches_transform(function, batch_format, None)
-        return self._to_dataset(lambda: mapped_groups(self._plan, self._keys, transform.bind()))
+        return self._to_dataset(MapGroupsOperation(self._plan, self._keys, transform))
 
     def with_column(
         self, column_name: str, expr: Expr, **_resources: Unpack[ResourceOptions]
     ) -> DatasetT:
         """Return the rows with another column, which an expression computes for each group."""
         transform = with_columns_transform({column_name: expr})
-        return self._to_dataset(lambda: mapped_groups(self._plan, self._keys, transform.bind()))
+        return self._to_dataset(MapGroupsOperation(self._plan, self._keys, transform))
 
     def _aggregate_on(self, kind: Any, on: str | Sequence[str] | None, **options: Any) -> DatasetT:
-        def table() -> pa.Table:
+        def choose() -> list[Any]:
             names = [name for name in self._plan.schema.names if name not in self._keys]
             columns = names if on is None else [on] if isinstance(on, str) else on
-            aggregates = [kind(column, **options) for column in columns]
-            return aggregated_table(self._plan, self._keys, aggregates)
+            return [kind(column, **options) for column in columns]
 
-        return self._to_dataset(table)
+        return self._aggregate(choose)
+
+    def _aggregate(self, choose: Callable[[], Sequence[Any]]) -> DatasetT:
+        return self._to_dataset(AggregateOperation(self._plan, self._keys, choose))

@@ -1,13 +1,12 @@
-"""Operations that need all rows at once: sorting, grouping, joining. PyArrow computes them.
+"""Operations that need all rows at once, in memory: sorting, grouping, joining, by PyArrow.
 
-They hold the dataset in memory. A larger one is written to the bucket, and processed there by
-DuckDB, Dask or Spark.
+`external_parts` applies them to parts of rows that do not fit into memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,30 +14,48 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate_base import columns_of
-from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.operations.group_aggregates import aggregate_groups, sort_groups
+from spotfit.data.order import hash_key, permutation
 from spotfit.data.plans.row_plan import RowPlan
 from spotfit.data.plans.transforms import BlockFunction
 from spotfit.data.schema import check_columns
-from spotfit.host.memory import read_memory_usage
 
-_MEMORY_FACTOR = 4
-"""A sorted or joined table exists twice, and decoded rows take about twice their encoded size."""
+SORT_DIRECTIONS: Mapping[str, str] = {"ascending": "ASC", "descending": "DESC"}
+"""SQL's names of Arrow's directions."""
+
+_SHUFFLE_STREAM = 3
 
 
-def read_table(plan: RowPlan, call: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return all rows as one table. Raises `ConfigError` if they would not fit into memory."""
-    size = int(plan.manifest.unit_bytes.sum())
-    usage = read_memory_usage()
-    if usage is not None and size * _MEMORY_FACTOR > usage.limit_bytes - usage.used_bytes:
+def read_table(plan: RowPlan, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return all rows as one table."""
+    return concat_blocks([*plan.blocks(columns)] or [empty_table(plan.schema)])
+
+
+def sort_order(
+    schema: pa.Schema,
+    key: str | Sequence[str],
+    descending: bool | Sequence[bool],  # noqa: FBT001
+) -> list[tuple[str, str]]:
+    """Return the columns and directions as PyArrow takes them. Raises `ConfigError`."""
+    keys = [key] if isinstance(key, str) else list(key)
+    check_columns("sort()", keys, schema.names)
+    directions = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
+    if len(directions) != len(keys):
         raise ConfigError(
-            f"{call} holds all rows in memory: {size / 2**30:.1f} GiB encoded, about "
-            f"{_MEMORY_FACTOR} times as much in use.",
-            do="Write the dataset with write_parquet(url), let DuckDB, Dask or Spark process the "
-            "files, and read their result with read_parquet().",
-            size_bytes=size,
+            f"sort(): {len(directions)} values of descending for {len(keys)} columns.",
+            do="Pass one boolean for all columns, or one for each.",
         )
-    return concat_blocks([*plan.blocks(columns)] or [plan.schema.empty_table()])
+    return [
+        (name, "descending" if is_descending else "ascending")
+        for name, is_descending in zip(keys, directions, strict=True)
+    ]
+
+
+def sort_rows(table: pa.Table, order: Sequence[tuple[str, str]]) -> pa.Table:
+    """Return the rows sorted by columns; equal ones keep their order, null values are last."""
+    keys = list(dict.fromkeys(name for name, _ in order))
+    return table.take(pc.sort_indices(table.select(keys), sort_keys=list(order)))
 
 
 def sorted_table(
@@ -46,21 +63,20 @@ def sorted_table(
     key: str | Sequence[str],
     descending: bool | Sequence[bool],  # noqa: FBT001
 ) -> pa.Table:
-    """Return the rows sorted by columns; equal ones keep their order, null values are last."""
-    keys = [key] if isinstance(key, str) else list(key)
-    check_columns("sort()", keys, plan.schema.names)
-    directions = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
-    if len(directions) != len(keys):
-        raise ConfigError(
-            f"sort(): {len(directions)} values of descending for {len(keys)} columns.",
-            do="Pass one boolean for all columns, or one for each.",
-        )
-    table = read_table(plan, "sort()")
-    order = [
-        (name, "descending" if is_descending else "ascending")
-        for name, is_descending in zip(keys, directions, strict=True)
-    ]
-    return table.take(pc.sort_indices(table.select(keys), sort_keys=order))
+    """Return the rows of a plan sorted by columns, as `sort_rows` does."""
+    order = sort_order(plan.schema, key, descending)
+    return sort_rows(read_table(plan), order)
+
+
+def shuffle_key(seed: int | None) -> int:
+    """Return the key of the hashes of row numbers whose order is an exact shuffle."""
+    return hash_key(_SHUFFLE_STREAM, seed or 0)
+
+
+def shuffled_table(plan: RowPlan, seed: int | None) -> pa.Table:
+    """Return the rows in the order of the hashes of their numbers."""
+    table = read_table(plan)
+    return table.take(pa.array(permutation(shuffle_key(seed), table.num_rows)))
 
 
 JOIN_TYPES: Mapping[str, str] = {
@@ -76,49 +92,87 @@ JOIN_TYPES: Mapping[str, str] = {
 """Arrow's names of Ray's types of joins."""
 
 
-def joined_table(
-    left: RowPlan,
-    right: RowPlan,
-    join_type: str,
-    on: Sequence[str],
-    right_on: Sequence[str] | None,
-    suffixes: tuple[str | None, str | None],
-) -> pa.Table:
-    """Return the join of two plans, in order of the left rows, then of the right ones."""
-    if join_type not in JOIN_TYPES:
-        raise ConfigError(
-            f"join(join_type={join_type!r}) is not supported.",
-            do=f"Use one of {', '.join(JOIN_TYPES)}.",
-        )
-    keys = [on] if isinstance(on, str) else list(on)
-    right_keys = keys if not right_on else [right_on] if isinstance(right_on, str) else [*right_on]
-    check_columns("join(on=...)", keys, left.schema.names)
-    check_columns("join(right_on=...)", right_keys, right.schema.names)
-    left_table, right_table = read_table(left, "join()"), read_table(right, "join()")
+class JoinKeys(NamedTuple):
+    """What determines the join of two tables."""
+
+    kind: str
+    """One of the values of `JOIN_TYPES`."""
+    left: Sequence[str]
+    right: Sequence[str]
+    suffixes: tuple[str | None, str | None]
+
+    @classmethod
+    def of_arguments(
+        cls,
+        join_type: str,
+        on: str | Sequence[str],
+        right_on: str | Sequence[str] | None,
+        suffixes: tuple[str | None, str | None],
+    ) -> JoinKeys:
+        """Return the keys for the arguments of `Dataset.join`. Raises `ConfigError`."""
+        if join_type not in JOIN_TYPES:
+            raise ConfigError(
+                f"join(join_type={join_type!r}) is not supported.",
+                do=f"Use one of {', '.join(JOIN_TYPES)}.",
+            )
+        keys = [on] if isinstance(on, str) else list(on)
+        others = keys if not right_on else [right_on] if isinstance(right_on, str) else [*right_on]
+        return cls(JOIN_TYPES[join_type], keys, others, suffixes)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides whose columns the result has."""
+        only = self.kind.removesuffix(" semi").removesuffix(" anti")
+        return ("left", "right") if only == self.kind else (only,)
+
+    def check(self, left: pa.Schema, right: pa.Schema) -> None:
+        """Raise `ConfigError` for unknown columns."""
+        check_columns("join(on=...)", self.left, left.names)
+        check_columns("join(right_on=...)", self.right, right.names)
+
+    def key_values(
+        self, tables: Mapping[str, pa.Table], indices: Mapping[str, pa.Array]
+    ) -> dict[str, pa.ChunkedArray]:
+        """Return the keys of joined rows, by the rows of both tables that they consist of."""
+        values: dict[str, pa.ChunkedArray] = {}
+        for number, names in enumerate(zip(self.left, self.right, strict=True)):
+            found = [
+                tables[side].column(name).take(indices[side])
+                for side, name in zip(("left", "right"), names, strict=True)
+                if side in indices
+            ]
+            values[f"key{number}"] = found[0] if len(found) == 1 else pc.coalesce(*found)
+        return values
+
+
+def join_rows(left: pa.Table, right: pa.Table, join: JoinKeys) -> pa.Table:
+    """Return the join of two tables, in order of the left rows, then of the right ones."""
     # Arrow joins the keys and the numbers of the rows only: it supports few types of columns.
-    pairs = _numbered(left_table, keys, "left").join(
-        _numbered(right_table, right_keys, "right"),
-        keys=[f"key{n}" for n in range(len(keys))],
-        join_type=JOIN_TYPES[join_type],
+    pairs = _numbered(left, join.left, "left").join(
+        _numbered(right, join.right, "right"),
+        keys=[f"key{n}" for n in range(len(join.left))],
+        join_type=join.kind,
         use_threads=False,
     )
-    sides = [side for side in ("left", "right") if side in pairs.column_names]
-    pairs = pairs.sort_by([(side, "ascending") for side in sides])
-    return _joined_columns(pairs, (left_table, keys), (right_table, right_keys), suffixes)
+    pairs = pairs.sort_by([(side, "ascending") for side in join.sides])
+    return joined_columns(pairs, left, right, join)
 
 
-def _numbered(table: pa.Table, keys: Sequence[str], side: str) -> pa.Table:
-    columns = {f"key{n}": table.column(key) for n, key in enumerate(keys)}
-    return pa.table({**columns, side: pa.array(np.arange(table.num_rows))})
+def joined_table(left: RowPlan, right: RowPlan, join: JoinKeys) -> pa.Table:
+    """Return the join of two plans."""
+    join.check(left.schema, right.schema)
+    return join_rows(read_table(left), read_table(right), join)
 
 
-def _joined_columns(
-    pairs: pa.Table,
-    left: tuple[pa.Table, Sequence[str]],
-    right: tuple[pa.Table, Sequence[str]],
-    suffixes: tuple[str | None, str | None],
+def joined_columns(
+    pairs: pa.Table, left_table: pa.Table, right_table: pa.Table, join: JoinKeys
 ) -> pa.Table:
-    (left_table, keys), (right_table, right_keys) = left, right
+    """Return the columns of a join whose rows consist of the numbered rows of both tables.
+
+    `pairs` has the columns `key0`, `key1`, …, and those of `join.sides`, which are row numbers.
+    Raises `ConfigError` if a name would occur twice.
+    """
+    keys, right_keys, suffixes = join.left, join.right, join.suffixes
     result: dict[str, Any] = {}
     if "left" in pairs.column_names:
         for name in left_table.column_names:
@@ -138,6 +192,11 @@ def _joined_columns(
     return pa.table(result)
 
 
+def _numbered(table: pa.Table, keys: Sequence[str], side: str) -> pa.Table:
+    columns = {f"key{n}": table.column(key) for n, key in enumerate(keys)}
+    return pa.table({**columns, side: pa.array(np.arange(table.num_rows))})
+
+
 def _add_column(result: dict[str, Any], name: str, values: pa.ChunkedArray) -> None:
     if name in result:
         raise ConfigError(
@@ -155,23 +214,36 @@ def aggregated_table(plan: RowPlan, keys: Sequence[str], aggregates: Sequence[An
 
     Rows are not held in memory, but the partial results of all groups are.
     """
-    check_columns("groupby()", keys, plan.schema.names)
-    needed = columns_of(aggregates)
-    if needed is not None:
-        check_columns("aggregate()", needed, plan.schema.names)
-    is_count = all(aggregate.get_target_column() is None for aggregate in aggregates)
-    columns = [*dict.fromkeys([*keys, *(needed or ())])] if needed or is_count else None
-    result = aggregate_groups(plan.blocks(columns or None), keys, aggregates)
+    columns = aggregated_columns(plan.schema, keys, aggregates)
+    result = aggregate_groups(plan.blocks(columns), keys, aggregates)
     if result is not None:
         return result
     names = [*keys, *(aggregate.name for aggregate in aggregates)]
-    empty = plan.schema.empty_table()
+    empty = empty_table(plan.schema)
     return pa.table({name: empty.column(name) if name in keys else pa.nulls(0) for name in names})
+
+
+def aggregated_columns(
+    schema: pa.Schema, keys: Sequence[str], aggregates: Sequence[Any]
+) -> list[str] | None:
+    """Return the columns that aggregates of groups need; None: all. Raises `ConfigError`."""
+    check_columns("groupby()", keys, schema.names)
+    needed = columns_of(aggregates)
+    if needed is not None:
+        check_columns("aggregate()", needed, schema.names)
+    is_count = all(aggregate.get_target_column() is None for aggregate in aggregates)
+    columns = [*dict.fromkeys([*keys, *(needed or ())])] if needed or is_count else None
+    return columns or None
 
 
 def mapped_groups(plan: RowPlan, keys: Sequence[str], apply: BlockFunction) -> pa.Table:
     """Return the blocks that `apply` returns for each group, sorted by the keys."""
     check_columns("groupby()", keys, plan.schema.names)
-    groups = sort_groups(read_table(plan, "map_groups()"), keys)
-    results = [apply(group) for group in groups.tables()] if groups.table.num_rows else []
-    return concat_blocks(results) if results else plan.schema.empty_table()
+    return map_groups(read_table(plan), keys, apply)
+
+
+def map_groups(table: pa.Table, keys: Sequence[str], apply: BlockFunction) -> pa.Table:
+    """Return the blocks that `apply` returns for each group of a table, sorted by the keys."""
+    if not table.num_rows:
+        return table
+    return concat_blocks([apply(group) for group in sort_groups(table, keys).tables()])

@@ -6,11 +6,12 @@ import enum
 import importlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.formats.tensor_storage import encode_tensors
 from spotfit.data.operations.file_encoders import Encoder, parquet_encoder
 from spotfit.data.plans.row_functions import block_rows
@@ -35,6 +36,9 @@ FILE_BYTES = 128 * 2**20
 """Decoded size of the rows of a file, unless the user sets numbers of rows."""
 _UPLOADS = 4
 """Files that are encoded or uploaded at the same time; each is held in memory."""
+_PART_UPLOADS = 2
+"""The same for parts of operations, whose limit on memory includes these."""
+_EMPTY_KEY = "empty.parquet"
 _COMPLETE_KEY = "_SUCCESS"
 """An empty object beside files that are complete, as Spark and Hadoop write it."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -280,15 +284,84 @@ def materialize(
     If an earlier call has written all files of this folder, nothing is written. Tensors are stored
     as bytes, see `tensor_storage`.
     """
-    if not any(info.key == _COMPLETE_KEY for info in folder.list()):
+    if not is_complete(folder):
         encode = parquet_encoder(row_group_bytes)
         write_options = WriteOptions(mode=SaveMode.OVERWRITE)
         encoded = (encode_tensors(block) for block in blocks)
         if not write_files(folder, encoded, "parquet", encode, write_options):
-            folder.put("empty.parquet", encode(encode_tensors(schema.empty_table())))
+            folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema))))
         folder.put(_COMPLETE_KEY, b"")
+    return stored_source(folder)
+
+
+def is_complete(folder: Store) -> bool:
+    """Return whether all files of a folder are written."""
+    return any(info.key == _COMPLETE_KEY for info in folder.list())
+
+
+def stored_source(folder: Store) -> FormatSource:
+    """Return the source of the files in a folder."""
     options = PathOptions(format_extensions=("parquet",))
     return FormatSource(FileSet.of_paths([folder.url], options, None), ParquetFormat())
+
+
+class NumberedParts(Protocol):
+    """Rows in parts, each of which is a file."""
+
+    @property
+    def tag(self) -> str:
+        """What determines which rows a part has; part of the names of the files."""
+        ...
+
+    def read(self, complete: Collection[int]) -> Generator[tuple[int, pa.Table], None, None]:
+        """Yield the parts, without those that are complete, in ascending order."""
+        ...
+
+
+def write_parts(
+    folder: Store, parts: NumberedParts, schema: Callable[[], pa.Schema], row_group_bytes: int
+) -> FormatSource:
+    """Write each part to a file as `materialize` does, and return the source of these files.
+
+    Parts that an interrupted call has written are not computed again. `schema` returns the columns
+    of an empty result.
+    """
+    encode = parquet_encoder(row_group_bytes)
+    suffix = f"-{parts.tag}.parquet"
+    complete = _complete_parts(folder, suffix)
+
+    def write(number: int, rows: pa.Table) -> None:
+        folder.put(f"{number:06d}{suffix}", encode(encode_tensors(rows)))
+
+    count = len(complete)
+    with (
+        ThreadPoolExecutor(_PART_UPLOADS, "spotfit-write") as executor,
+        closing(parts.read(complete)) as found,
+    ):
+        pending: deque[Future[None]] = deque()
+        for number, rows in found:
+            pending.append(executor.submit(write, number, rows))
+            count += 1
+            if len(pending) >= _PART_UPLOADS:
+                pending.popleft().result()
+        for future in pending:
+            future.result()
+    if not count:
+        folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema()))))
+    folder.put(_COMPLETE_KEY, b"")
+    return stored_source(folder)
+
+
+def _complete_parts(folder: Store, suffix: str) -> frozenset[int]:
+    """Return the numbers of the parts that are written; deletes other files of the folder."""
+    numbers = set()
+    for info in [*folder.list()]:
+        number = info.key.removesuffix(suffix)
+        if number != info.key and number.isdecimal():
+            numbers.add(int(number))
+        else:
+            folder.delete(info.key)
+    return frozenset(numbers)
 
 
 # --- Other libraries ------------------------------------------------------------------------------

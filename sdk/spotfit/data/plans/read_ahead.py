@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
-
-import pyarrow as pa
-
-ResultT = TypeVar("ResultT")
+from typing import Any, Generic, NamedTuple, TypeVar
 
 READ_THREADS = 8
 """Requests at a time: a bucket answers each after 20 to 50 ms."""
@@ -17,15 +13,21 @@ _MAX_PENDING_BYTES = 128 * 2**20
 """Encoded size of what is read ahead; a block that is larger is read alone."""
 
 
-class ReadTask(NamedTuple):
+ResultT = TypeVar("ResultT")
+
+
+class ReadTask(NamedTuple, Generic[ResultT]):
     """A part of a dataset that is to be read."""
 
     size_bytes: int
     """Encoded size."""
-    read: Callable[[], pa.Table]
+    read: Callable[[], ResultT]
+    """Returns the rows, or what is computed of them."""
 
 
-def read_in_order(tasks: Iterable[ReadTask], *, threads: int = READ_THREADS) -> Iterator[pa.Table]:
+def read_in_order(
+    tasks: Iterable[ReadTask[ResultT]], *, threads: int = READ_THREADS
+) -> Iterator[ResultT]:
     """Yield the results of the tasks in order; see `calls_in_order`."""
     return calls_in_order(tasks, threads=threads)
 

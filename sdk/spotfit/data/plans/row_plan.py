@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ from spotfit.data.plans.transforms import (
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.schema import check_columns
 from spotfit.data.source import IntArray, Source, SourceUnits, int_array
+
+ResultT = TypeVar("ResultT")
 
 _SCHEMA_ROWS = 32
 """How many rows are transformed to find the columns of the result. One may have null values."""
@@ -49,8 +51,12 @@ UNSHUFFLED = ShuffleSettings()
 class Rows:
     """The rows of a dataset before its transforms: a manifest that is listed on first use."""
 
-    def __init__(self, build: Callable[[], UnitManifest]) -> None:
+    operation: Any = None
+    """The operation on other rows whose result these are, to compute it elsewhere."""
+
+    def __init__(self, build: Callable[[], UnitManifest], operation: Any = None) -> None:
         self._build = build
+        self.operation = operation
 
     @cached_property
     def manifest(self) -> UnitManifest:
@@ -215,6 +221,23 @@ class RowPlan:
         parts = [UnitPart(unit, 0, int(self.manifest.unit_rows[unit])) for unit in units]
         for block in self.read_parts(parts, self.columns_to_read(columns)):
             yield self.transform(block, columns)
+
+    def map_blocks(
+        self, function: Callable[[pa.Table], ResultT], columns: Sequence[str] | None = None
+    ) -> Iterator[ResultT]:
+        """Yield what a function returns for each block of `blocks`, in the order of the rows.
+
+        Where files are read, it is called in threads, unless there are functions of the user.
+        """
+        if self.runs_user_code or not self.reads_files:
+            yield from map(function, self.blocks(columns))
+            return
+        sizes = self.manifest.unit_bytes
+
+        def task(unit: int) -> ReadTask[ResultT]:
+            return ReadTask(int(sizes[unit]), lambda: function(self.read_unit(unit, columns)))
+
+        yield from read_in_order(map(task, np.flatnonzero(self.manifest.unit_rows).tolist()))
 
     def read_parts(
         self, parts: Iterable[UnitPart], columns: Sequence[str] | None, *, ahead: bool = True

@@ -11,7 +11,7 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.preprocessors.preprocessor_base import (
     ArrowPreprocessor,
     Preprocessor,
-    fold_dataset,
+    fit_together,
 )
 
 
@@ -148,10 +148,7 @@ def _must_wait(part: Preprocessor, shared: Sequence[Preprocessor]) -> bool:
 
 def _fit_together(parts: Sequence[Preprocessor], ds: Dataset) -> Dataset:
     """Fit the parts to the same rows in one pass; return the dataset with their transforms."""
-    fittable = [part for part in parts if part.is_fittable]
-    results = fold_dataset([one for part in fittable for one in part.statistics()], ds)
-    for part in fittable:
-        part.set_results(results)
+    fit_together([part for part in parts if part.is_fittable], ds)
     for part in parts:
         ds = part.transform(ds)
     return ds

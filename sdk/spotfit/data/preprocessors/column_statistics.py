@@ -8,7 +8,7 @@ blocks, so that the bits of the result do not depend on timing. NaN counts as mi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -53,14 +53,28 @@ class Statistic(Protocol):
 Results: TypeAlias = Mapping[Statistic, Any]
 
 
-def fold(statistics: Iterable[Statistic], blocks: Iterable[pa.Table]) -> dict[Statistic, Any]:
-    """Return the result of each statistic over all blocks, which are read once."""
-    states: dict[Statistic, Any] = dict.fromkeys(statistics)
-    for block in blocks:
-        for statistic, state in states.items():
-            observed = statistic.observe(block)
-            states[statistic] = observed if state is None else statistic.merge(state, observed)
-    return {statistic: statistic.result(state) for statistic, state in states.items()}
+def observe_all(statistics: Sequence[Statistic], block: pa.Table) -> list[Any]:
+    """Return the states of the rows of a block, statistic by statistic."""
+    return [statistic.observe(block) for statistic in statistics]
+
+
+def fold_states(
+    distinct: Sequence[Statistic], observed: Iterable[Sequence[Any]]
+) -> dict[Statistic, Any]:
+    """Return the result of each statistic, from the states of all blocks in their order."""
+    states: Sequence[Any] | None = None
+    for block in observed:
+        states = block if states is None else merge_states(distinct, states, block)
+    finals = states if states is not None else [None] * len(distinct)
+    return {one: one.result(state) for one, state in zip(distinct, finals, strict=True)}
+
+
+def merge_states(
+    statistics: Sequence[Statistic], first: Sequence[Any], second: Sequence[Any]
+) -> list[Any]:
+    """Merge the states of two stretches of rows, statistic by statistic."""
+    states = zip(statistics, first, second, strict=True)
+    return [one.merge(before, after) for one, before, after in states]
 
 
 class MomentsState(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
@@ -24,7 +24,13 @@ from spotfit.data.plans.transforms import (
 )
 from spotfit.data.preprocessors import preprocessor_json
 from spotfit.data.preprocessors.batch_kinds import BatchFormat, block_of, format_of, with_result
-from spotfit.data.preprocessors.column_statistics import Results, Statistic, fold
+from spotfit.data.preprocessors.column_statistics import (
+    Results,
+    Statistic,
+    fold_states,
+    observe_all,
+)
+from spotfit.data.preprocessors.fit_cache import FitCache
 from spotfit.data.schema import check_columns
 
 if TYPE_CHECKING:
@@ -110,7 +116,7 @@ class Preprocessor:
         )
 
     def _fit(self, ds: Dataset) -> Preprocessor:
-        self.set_results(fold_dataset(self.statistics(), ds))
+        fit_together([self], ds)
         return self
 
     def statistics(self) -> Sequence[Statistic]:
@@ -444,14 +450,35 @@ def _fingerprint(value: Any) -> str:
     return fingerprint_function(value) if callable(value) else stable_repr(value)
 
 
-def fold_dataset(statistics: Sequence[Statistic], ds: Dataset) -> dict[Statistic, Any]:
-    """Return the results of all statistics, for which the dataset is read once."""
-    columns = list(dict.fromkeys(statistic.column for statistic in statistics))
-    return fold(statistics, _blocks(ds, columns)) if statistics else {}
+def fit_together(preprocessors: Sequence[Preprocessor], ds: Dataset) -> None:
+    """Fit preprocessors of this package to the same rows, which are read once.
+
+    Statistics that were computed before for the same rows, class and parameters are not computed
+    again: nothing is read if all are known.
+    """
+    cache = FitCache(ds)
+    missing = [one for one in preprocessors if not cache.restore(one)]
+    results = fold_dataset([one for part in missing for one in part.statistics()], ds)
+    for one in missing:
+        one.set_results(results)
+        cache.store(one)
 
 
-def _blocks(ds: Dataset, columns: Sequence[str]) -> Iterator[pa.Table]:
+def fold_dataset(statistics: Iterable[Statistic], ds: Dataset) -> dict[Statistic, Any]:
+    """Return the results of all statistics, for which the dataset is read once.
+
+    Blocks are observed in threads where files are read; states are merged in the order of the
+    units.
+    """
+    distinct = list(dict.fromkeys(statistics))
+    if not distinct:
+        return {}
+    columns = _columns_to_read(ds, list(dict.fromkeys(one.column for one in distinct)))
+    return fold_states(distinct, ds.map_blocks(partial(observe_all, distinct), columns))
+
+
+def _columns_to_read(ds: Dataset, columns: list[str]) -> list[str] | None:
     if not all(isinstance(transform, ColumnTransform) for transform in ds.transforms):
-        return ds.blocks()  # whether it has the columns is known only when rows are read
-    ds.columns_to_read(columns)
-    return ds.blocks(columns)
+        return None  # whether it has the columns is known only when rows are read
+    ds.columns_to_read(columns)  # raises an error for missing ones
+    return columns

@@ -39,6 +39,8 @@ class FormatSource:
     """None: that of the files."""
     partitioning: Partitioning | None = None
     include_paths: bool = False
+    fits_path: str = ""
+    """Where fits of preprocessors to these rows are stored; '': nowhere."""
 
     @property
     def identity(self) -> str:

@@ -13,14 +13,13 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import Count, Mean, Sum
 from spotfit.data.operations.relational import (
     JOIN_TYPES,
+    JoinKeys,
     aggregated_table,
     joined_table,
     mapped_groups,
-    read_table,
     sorted_table,
 )
 from spotfit.data.plans.row_plan import RowPlan
-from spotfit.host.memory import MemoryUsage
 from tests.unit.data.row_sources import UnitSource, number_plan
 
 _RNG = np.random.default_rng(3)
@@ -31,6 +30,17 @@ RIGHT = pd.DataFrame({"k": [2, 4, 2, 7], "j": ["b", "x", "b", "d"], "r": [10, 20
 def plan_of(frame: pd.DataFrame, *unit_rows: int) -> RowPlan:
     table = pa.Table.from_pandas(frame, preserve_index=False)
     return RowPlan.of_source(UnitSource(table, unit_rows or (len(frame),)))
+
+
+def join(
+    left: RowPlan,
+    right: RowPlan,
+    join_type: str,
+    on: list[str],
+    right_on: list[str] | None,
+    suffixes: tuple[str | None, str | None],
+) -> pa.Table:
+    return joined_table(left, right, JoinKeys.of_arguments(join_type, on, right_on, suffixes))
 
 
 def test_rows_are_sorted_stably_by_several_columns() -> None:
@@ -69,9 +79,7 @@ def test_a_direction_for_each_column_is_required() -> None:
     ],
 )
 def test_a_join_is_that_of_pandas(join_type: str, how: Any) -> None:
-    result = joined_table(
-        plan_of(LEFT), plan_of(RIGHT), join_type, ["k"], None, ("_l", "_r")
-    ).to_pandas()
+    result = join(plan_of(LEFT), plan_of(RIGHT), join_type, ["k"], None, ("_l", "_r")).to_pandas()
     expected = LEFT.merge(RIGHT, on="k", how=how, suffixes=("_l", "_r"))
     columns = ["k", "j_l", "l", "j_r", "r"]
     by = ["k", "l", "r"]
@@ -93,26 +101,24 @@ def test_a_join_is_that_of_pandas(join_type: str, how: Any) -> None:
 def test_semi_and_anti_joins_have_the_columns_of_one_side(
     join_type: str, expected: dict[str, Any]
 ) -> None:
-    table = joined_table(plan_of(LEFT), plan_of(RIGHT), join_type, ["k"], None, (None, None))
+    table = join(plan_of(LEFT), plan_of(RIGHT), join_type, ["k"], None, (None, None))
     assert table.to_pydict() == expected
 
 
 def test_a_join_by_several_columns_of_other_names() -> None:
     right = RIGHT.rename(columns={"k": "k2", "j": "j2"})
-    table = joined_table(
-        plan_of(LEFT), plan_of(right), "inner", ["k", "j"], ["k2", "j2"], (None, None)
-    )
+    table = join(plan_of(LEFT), plan_of(right), "inner", ["k", "j"], ["k2", "j2"], (None, None))
     assert table.to_pydict() == {"k": [2, 2], "j": ["b", "b"], "l": [0.2, 0.2], "r": [10, 30]}
 
 
 def test_equal_names_need_suffixes() -> None:
     with pytest.raises(ConfigError, match="both datasets have a column 'j'"):
-        joined_table(plan_of(LEFT), plan_of(RIGHT), "inner", ["k"], None, (None, None))
+        join(plan_of(LEFT), plan_of(RIGHT), "inner", ["k"], None, (None, None))
 
 
 def test_an_unknown_type_of_join_names_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
-        joined_table(plan_of(LEFT), plan_of(RIGHT), "cross", ["k"], None, (None, None))
+        join(plan_of(LEFT), plan_of(RIGHT), "cross", ["k"], None, (None, None))
     assert all(name in caught.value.do for name in JOIN_TYPES)
 
 
@@ -134,15 +140,3 @@ def test_a_function_gets_each_group() -> None:
 def test_an_empty_dataset_has_no_groups() -> None:
     table = aggregated_table(number_plan(0), ["group"], [Sum("id")])
     assert table.to_pydict() == {"group": [], "sum(id)": []}
-
-
-def test_a_dataset_beyond_the_memory_is_refused_with_a_way_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "spotfit.data.operations.relational.read_memory_usage", lambda: MemoryUsage(600, 4500)
-    )
-    assert read_table(number_plan(9), "sort()").num_rows == 9  # 900 bytes, encoded
-    with pytest.raises(ConfigError, match=r"sort\(\) holds all rows in memory") as caught:
-        read_table(number_plan(10), "sort()")
-    assert "write_parquet" in caught.value.do

@@ -11,11 +11,11 @@ import pytest
 from spotfit.data.plans.read_ahead import READ_THREADS, ReadTask, read_in_order
 
 
-def task(number: int, size_bytes: int = 1) -> ReadTask:
+def task(number: int, size_bytes: int = 1) -> ReadTask[pa.Table]:
     return ReadTask(size_bytes, lambda: pa.table({"n": [number]}))
 
 
-def numbers(tasks: list[ReadTask], threads: int) -> list[int]:
+def numbers(tasks: list[ReadTask[pa.Table]], threads: int) -> list[int]:
     return [block["n"][0].as_py() for block in read_in_order(tasks, threads=threads)]
 
 
@@ -53,7 +53,7 @@ def test_large_blocks_are_not_read_ahead_beyond_the_limit(monkeypatch: pytest.Mo
     monkeypatch.setattr("spotfit.data.plans.read_ahead._MAX_PENDING_BYTES", 100)
     requested: list[int] = []
 
-    def tasks() -> Iterator[ReadTask]:
+    def tasks() -> Iterator[ReadTask[pa.Table]]:
         for number in range(10):
             requested.append(number)
             yield task(number, size_bytes=60)

@@ -34,9 +34,9 @@ class CountedDataset(Dataset):
 
     passes = 0
 
-    def blocks(self, columns: Any = None) -> Any:
+    def map_blocks(self, function: Any, columns: Any = None) -> Any:
         CountedDataset.passes += 1
-        return super().blocks(columns)
+        return super().map_blocks(function, columns)
 
 
 def passes_of(chain: Chain) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from spotfit.data.preprocessors.column_statistics import (
     Statistic,
     TokenCountsStatistic,
     ValueCountsStatistic,
-    fold,
+    fold_states,
+    observe_all,
 )
 from spotfit.data.preprocessors.vectorizers import Tokenization
 
@@ -36,6 +38,11 @@ def blocks_of(values: list[Any], bounds: list[int], kind: pa.DataType) -> list[p
     whole = pa.table({"x": pa.array(values, kind)})
     ends = [0, *sorted(min(bound, len(values)) for bound in bounds), len(values)]
     return [whole.slice(a, b - a) for a, b in itertools.pairwise(ends)]
+
+
+def fold(statistics: Sequence[Statistic], blocks: Iterable[pa.Table]) -> dict[Statistic, Any]:
+    """Return the result of each statistic over all blocks."""
+    return fold_states(statistics, (observe_all(statistics, block) for block in blocks))
 
 
 def grouped(statistic: Statistic, blocks: list[pa.Table]) -> Any:
@@ -147,19 +154,6 @@ def test_no_blocks_give_the_results_of_no_rows() -> None:
         ValueCountsStatistic("x"),
     ]
     assert list(fold(statistics, []).values()) == [Moments(None, None), Bounds(None, None), {}]
-
-
-def test_blocks_are_read_once_and_equal_statistics_computed_once() -> None:
-    observed = []
-
-    class Observed(MomentsStatistic):
-        def observe(self, block: pa.Table) -> Any:
-            observed.append(block)
-            return super().observe(block)
-
-    blocks = blocks_of([1.0, 2.0], [1], pa.float64())
-    fold([Observed("x"), BoundsStatistic("x"), Observed("x")], iter(blocks))
-    assert observed == blocks
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.date32(), pa.list_(pa.int64())])

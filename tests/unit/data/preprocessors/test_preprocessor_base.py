@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigError
-from spotfit.data import Preprocessor
+from spotfit.data import Preprocessor, from_arrow
 from spotfit.data.preprocessor import PreprocessorNotFittedException
 from spotfit.data.preprocessors import (
     Chain,
@@ -27,8 +27,10 @@ from spotfit.data.preprocessors import (
     StandardScaler,
     Tokenizer,
 )
+from spotfit.data.preprocessors.column_statistics import BoundsStatistic, MomentsStatistic
 from spotfit.data.preprocessors.preprocessor_base import (
     PreprocessorTransform,
+    fold_dataset,
     preprocessor_digest,
 )
 from tests.house.tree import ROOT
@@ -113,12 +115,12 @@ def test_outputs_beside_the_inputs_are_computed_from_the_inputs() -> None:
 def test_only_the_columns_of_the_statistics_are_read() -> None:
     read = []
     ds = dataset(ROWS)
-    blocks = type(ds).blocks
+    map_blocks = type(ds).map_blocks
 
     class Recorded(type(ds)):  # type: ignore[misc]
-        def blocks(self, columns: Any = None) -> Any:
+        def map_blocks(self, function: Any, columns: Any = None) -> Any:
             read.append(columns)
-            return blocks(self, columns)
+            return map_blocks(self, function, columns)
 
     StandardScaler(["x"]).fit(Recorded(ds._plan))
     assert read == [["x"]]
@@ -359,3 +361,19 @@ def test_the_example_of_the_guide_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     assert len(blocks) == 2
     exec("".join(blocks), {})  # noqa: S102 - the example is ours
+
+
+def test_equal_statistics_are_computed_once() -> None:
+    observed = list[pa.Table]()
+
+    class Observed(MomentsStatistic):
+        def observe(self, block: pa.Table) -> Any:
+            observed.append(block)
+            return super().observe(block)
+
+    fold_dataset(
+        [Observed("x"), BoundsStatistic("x"), Observed("x")],
+        from_arrow([pa.table({"x": [1.0]}), pa.table({"x": [2.0]})]),
+    )
+
+    assert [block["x"].to_pylist() for block in observed] == [[1.0], [2.0]]
