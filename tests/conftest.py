@@ -199,8 +199,17 @@ def _missing_installation(report: pytest.TestReport | pytest.CollectReport) -> s
     reason = report.longrepr[2].removeprefix("Skipped: ")
     missing = _NOT_IMPORTED.match(reason)
     if missing is not None:
-        return f"{missing[1]} is not installed; `pip install -c constraints.txt -e '.[torch,test]'`"
+        return f"{missing[1]} is not installed; `{_installing_command(missing[1])}`"
     return reason if "not installed" in reason else None
+
+
+def _installing_command(module: str) -> str:
+    """Return the command that installs a module, which has an environment of its own or not."""
+    requirement = re.compile(rf"(py)?{module.replace('_', '[-_]')}(?![\w-])")
+    for path in sorted((TESTS.parent / ".ci").glob("*.txt")):
+        if any(map(requirement.match, path.read_text().splitlines())):
+            return f"make {path.stem}"
+    return "pip install -c constraints.txt -e '.[torch,test]'"
 
 
 _NOT_IMPORTED = re.compile(r"could not import '([^'.]+)")

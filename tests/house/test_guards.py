@@ -59,6 +59,7 @@ def sleeping_function(module: str, sleep: Any) -> Callable[[], None]:
     [
         ("Skipped: s3fs is not installed; `make filesystems`", "s3fs is not installed; `make"),
         ("Skipped: could not import 'azure.batch': No module named 'azure'", "pip install -c"),
+        ("Skipped: could not import 'lance': No module named 'lance'", "`make frameworks`"),
         ("Skipped: this cloud gives no reason", None),
     ],
 )
