@@ -26,7 +26,7 @@ class FrameworkCheckpoint(Checkpoint):
     def get_preprocessor(self) -> Any:
         """Return the preprocessor in the checkpoint's metadata, or None if there is none.
 
-        It is unpickled unless it is stored as JSON, which can run arbitrary code: use it only with
+        One that is not stored as JSON is unpickled, which can run arbitrary code: use it only with
         trusted checkpoints. Reads the storage at each call. Raises `ConfigError` if the JSON is
         damaged or of a later version.
         """
