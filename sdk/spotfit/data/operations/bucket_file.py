@@ -32,7 +32,7 @@ class BucketFile:
 
     def __init__(self, path: Path, buffer_bytes: int) -> None:
         self._file = path.open("w+b", buffering=0)
-        self._buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes
         self._pending: defaultdict[int, list[pa.Table]] = defaultdict(list)
         self._pending_bytes = 0
         self._extents: defaultdict[int, list[_Extent]] = defaultdict(list)
@@ -50,7 +50,7 @@ class BucketFile:
         for begin, end in pairwise([*starts.tolist(), rows.num_rows]):
             self._pending[int(ordered[begin])].append(table.slice(begin, end - begin))
         self._pending_bytes += table.nbytes
-        if self._pending_bytes >= self._buffer_bytes:
+        if self._pending_bytes >= self.buffer_bytes:
             self._write_pending()
 
     def numbers(self) -> list[int]:

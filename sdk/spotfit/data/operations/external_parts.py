@@ -343,31 +343,32 @@ def _distribute(
     blocks: Iterable[pa.Table], placements: Iterator[Placement], target: _Target
 ) -> None:
     """Append the rows of blocks to their places. Rows without a place are left out."""
-    for block, placement in _placed_rows(blocks, placements):
-        rows, places = placement
+    for block, (rows, places) in _placed_rows(blocks, placements, target.file.buffer_bytes):
         is_whole = len(rows) == block.num_rows and bool((rows == np.arange(len(rows))).all())
         target.append(block if is_whole else block.take(pa.array(rows)), places)
 
 
 def _placed_rows(
-    blocks: Iterable[pa.Table], placements: Iterator[Placement]
+    blocks: Iterable[pa.Table], placements: Iterator[Placement], step_bytes: int
 ) -> Iterator[tuple[pa.Table, Placement]]:
     """Yield blocks with the placements of their rows, which are numbered within the block.
 
-    A block occurs once if each of its rows has one place.
+    A block occurs once if each of its rows has one place. Rows that are in many places of a join
+    are placed in steps of about `step_bytes`, or as many rows as the block has.
     """
     first = 0
     current = next(placements, None)
     for block in blocks:
         end = first + block.num_rows
+        step = max(1, block.num_rows, step_bytes // max(1, block.nbytes // max(1, block.num_rows)))
         found: list[Placement] = []
         while current is not None and current.rows[0] < end:
-            count = int(np.searchsorted(current.rows, end))
+            free = step - sum(len(one.rows) for one in found)
+            count = min(int(np.searchsorted(current.rows, end)), free)
             found.append(Placement(current.rows[:count] - first, current.places[:count]))
             rest = Placement(current.rows[count:], current.places[count:])
             current = rest if len(rest.rows) else next(placements, None)
-            # Rows that are in many places of a join are taken step by step.
-            if sum(len(one.rows) for one in found) >= max(block.num_rows, 2**16):
+            if sum(len(one.rows) for one in found) >= step:
                 yield block, _concat(found)
                 found = []
         if found:
@@ -559,7 +560,9 @@ def distinct_values(
         placements = database.placements("SELECT row, place FROM firsts ORDER BY row")
         found = [
             block.column(column).take(pa.array(placement.rows)).cast(empty.type)
-            for block, placement in _placed_rows(rows.blocks([column]), placements)
+            for block, placement in _placed_rows(
+                rows.blocks([column]), placements, workspace.buffer_bytes
+            )
         ]
     return pa.chunked_array([chunk for one in found for chunk in one.chunks], empty.type)
 

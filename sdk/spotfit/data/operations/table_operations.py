@@ -209,6 +209,10 @@ class MapGroupsOperation(TableOperation):
         """Columns and what is called for each group."""
         return f"{list(self.keys)} {self.transform.identity}"
 
+    def exceeds(self, memory_bytes: int) -> bool:
+        """False for one group of all rows, which has to be in memory in any case."""
+        return bool(self.keys) and super().exceeds(memory_bytes)
+
     @property
     def captured(self) -> list[Any]:
         """Also the function for groups."""
@@ -442,7 +446,14 @@ def _write_parts(operation: TableOperation, folder: Store, row_group_bytes: int)
     )
     with _workspace(memory_bytes) as workspace:
         parts = operation.parts(workspace)
-        return writers.write_parts(folder, parts, operation.schema, row_group_bytes)
+        return writers.write_parts(
+            folder,
+            parts,
+            operation.schema,
+            row_group_bytes,
+            # Functions of the user may give other rows in another call.
+            is_repeatable=not any(plan.runs_user_code for plan in operation.plans),
+        )
 
 
 @contextmanager

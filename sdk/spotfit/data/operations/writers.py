@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spotfit.core.errors import AlreadyExistsError, ConfigError, MissingExtraError
+from spotfit.core.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    InfrastructureError,
+    MissingExtraError,
+    NotFoundError,
+)
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.formats.batch_formats import concat_blocks, empty_table
 from spotfit.data.formats.tensor_storage import encode_tensors
@@ -40,7 +47,7 @@ _PART_UPLOADS = 2
 """The same for parts of operations, whose limit on memory includes these."""
 _EMPTY_KEY = "empty.parquet"
 _COMPLETE_KEY = "_SUCCESS"
-"""An empty object beside files that are complete, as Spark and Hadoop write it."""
+"""An object beside files that are complete, as Spark and Hadoop write it, with their sizes."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -288,15 +295,39 @@ def materialize(
         encode = parquet_encoder(row_group_bytes)
         write_options = WriteOptions(mode=SaveMode.OVERWRITE)
         encoded = (encode_tensors(block) for block in blocks)
-        if not write_files(folder, encoded, "parquet", encode, write_options):
+        written = write_files(folder, encoded, "parquet", encode, write_options)
+        if not written:
             folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema))))
-        folder.put(_COMPLETE_KEY, b"")
+        _mark_complete(folder, written or [_EMPTY_KEY])
     return stored_source(folder)
 
 
 def is_complete(folder: Store) -> bool:
-    """Return whether all files of a folder are written."""
-    return any(info.key == _COMPLETE_KEY for info in folder.list())
+    """Return whether the folder has the files of a complete result, and no others."""
+    try:
+        expected = msgspec.json.decode(folder.get(_COMPLETE_KEY), type=dict[str, int])
+    except (NotFoundError, msgspec.DecodeError):
+        return False
+    return _file_sizes(folder) == expected
+
+
+def _mark_complete(folder: Store, keys: Iterable[str]) -> None:
+    """Record the files of a result, which must be all files of the folder.
+
+    Raises `InfrastructureError` if another process has written or deleted files meanwhile. What it
+    changes later is found by `is_complete`.
+    """
+    sizes = _file_sizes(folder)
+    if sizes.keys() != set(keys):
+        raise InfrastructureError(
+            f"Another process changed the files of {folder.url} while they were written.",
+            do="Repeat the call when the other process has ended.",
+        )
+    folder.put(_COMPLETE_KEY, msgspec.json.encode(sizes))
+
+
+def _file_sizes(folder: Store) -> dict[str, int]:
+    return {one.key: one.size_bytes for one in folder.list() if one.key.endswith(".parquet")}
 
 
 def stored_source(folder: Store) -> FormatSource:
@@ -319,21 +350,28 @@ class NumberedParts(Protocol):
 
 
 def write_parts(
-    folder: Store, parts: NumberedParts, schema: Callable[[], pa.Schema], row_group_bytes: int
+    folder: Store,
+    parts: NumberedParts,
+    schema: Callable[[], pa.Schema],
+    row_group_bytes: int,
+    *,
+    is_repeatable: bool,
 ) -> FormatSource:
     """Write each part to a file as `materialize` does, and return the source of these files.
 
-    Parts that an interrupted call has written are not computed again. `schema` returns the columns
-    of an empty result.
+    If `is_repeatable`, parts that an interrupted call has written are not computed again: another
+    call computes the same rows. `schema` returns the columns of an empty result. Raises
+    `InfrastructureError` if another process writes to the folder.
     """
     encode = parquet_encoder(row_group_bytes)
-    suffix = f"-{parts.tag}.parquet"
+    attempt = "" if is_repeatable else f"-{uuid.uuid4().hex}"
+    suffix = f"-{parts.tag}{attempt}.parquet"
     complete = _complete_parts(folder, suffix)
 
     def write(number: int, rows: pa.Table) -> None:
         folder.put(f"{number:06d}{suffix}", encode(encode_tensors(rows)))
 
-    count = len(complete)
+    numbers = set(complete)
     with (
         ThreadPoolExecutor(_PART_UPLOADS, "spotfit-write") as executor,
         closing(parts.read(complete)) as found,
@@ -341,14 +379,14 @@ def write_parts(
         pending: deque[Future[None]] = deque()
         for number, rows in found:
             pending.append(executor.submit(write, number, rows))
-            count += 1
+            numbers.add(number)
             if len(pending) >= _PART_UPLOADS:
                 pending.popleft().result()
         for future in pending:
             future.result()
-    if not count:
+    if not numbers:
         folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema()))))
-    folder.put(_COMPLETE_KEY, b"")
+    _mark_complete(folder, [f"{number:06d}{suffix}" for number in numbers] or [_EMPTY_KEY])
     return stored_source(folder)
 
 

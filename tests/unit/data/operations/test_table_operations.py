@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spotfit.data.dataset import Dataset
 from spotfit.data.expressions import col
 from spotfit.data.formats.python_objects import object_column
 from spotfit.data.operations import table_operations
-from spotfit.data.operations.external_parts import Workspace
+from spotfit.data.operations.external_parts import SortedParts, Workspace
 from spotfit.data.sources.tables import TableSource
 from spotfit.host.memory import MemoryUsage
 from tests.house.tree import ROOT
@@ -184,6 +185,55 @@ def test_an_interrupted_operation_computes_the_missing_parts_only(
     times = {path: path.stat().st_mtime_ns for path in paths if path != paths[1]}
     assert ds.random_shuffle(exact=True).materialize(folder).take_all() == expected
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_result_without_one_of_its_files_is_written_again(
+    little_memory: DataContext, tmp_path: Path
+) -> None:
+    _, ds = numbers()
+    expected = ds.sort("square").materialize(tmp_path).take_all()
+    next(tmp_path.rglob("000001-*.parquet")).unlink()
+
+    assert ds.sort("square").materialize(tmp_path).take_all() == expected
+
+
+def test_files_that_another_process_deletes_meanwhile_are_an_error(
+    little_memory: DataContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SortedParts.read
+
+    def read_and_delete(self: SortedParts, complete: Collection[int]) -> Iterator[Any]:
+        for number, rows in read(self, complete):
+            if number == 3:
+                next(tmp_path.rglob("000000-*.parquet")).unlink()
+            yield number, rows
+
+    monkeypatch.setattr(SortedParts, "read", read_and_delete)
+    with pytest.raises(InfrastructureError, match="Another process changed the files"):
+        numbers()[1].sort("square").materialize(tmp_path)
+    assert not list(tmp_path.rglob("_SUCCESS"))
+
+
+def with_attempt(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "attempt": np.full(len(batch["id"]), int(os.environ["TEST_ATTEMPT"]))}
+
+
+def test_parts_of_two_attempts_of_a_function_are_not_mixed(
+    little_memory: DataContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def materialized(attempt: int) -> set[int]:
+        monkeypatch.setenv("TEST_ATTEMPT", str(attempt))
+        rows = numbers()[1].map_batches(with_attempt).sort("square").materialize(tmp_path)
+        return {row["attempt"] for row in rows.take_all()}
+
+    assert materialized(1) == {1}
+    next(tmp_path.rglob("000001-*.parquet")).unlink()
+    assert materialized(2) == {2}
+
+
+def test_one_group_of_all_rows_is_computed_in_memory(little_memory: DataContext) -> None:
+    groups = numbers()[1].groupby(None).map_groups(lambda rows: {"count": [len(rows["id"])]})
+    assert groups.take_all() == [{"count": ROWS}]
 
 
 def test_temporary_files_are_deleted_with_the_result(
