@@ -222,8 +222,10 @@ class LiveTestCloud:
             eventually(lambda: not self._busy_nodes(), within_s=_RELEASE_TIMEOUT_S)
         except AssertionError as error:
             busy = [f"{node.path}: {node.status()}" for node in self._busy_nodes()]
-            self._remove_groups()
             raise AssertionError("nodes remain: " + "; ".join(busy)) from error
+        finally:
+            # Also those of nodes that were killed while the others of their group were released.
+            self._remove_groups()
 
     def _remove_groups(self) -> None:
         """Kill the nodes and remove their groups, so that the next test can use the root."""
@@ -233,9 +235,12 @@ class LiveTestCloud:
             group.remove()
 
     def _busy_nodes(self) -> list[LocalNode]:
-        # A node that was killed while the others of its group were released.
-        self.root.collect_garbage()
-        return [node for group in self.root.groups() for node in group.nodes()]
+        return [
+            node
+            for group in self.root.groups()
+            for node in group.nodes()
+            if not node.status().is_terminated
+        ]
 
 
 class DriverProcess:

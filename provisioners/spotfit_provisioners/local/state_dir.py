@@ -3,7 +3,6 @@
 <root>/lock                       lock file; one submitter at a time
 <root>/capacity                   capacity override, valid while the process that wrote it runs
 <root>/machines/<pid>-<started>/  a machine: its socket and temporary files
-<root>/<run>/<token>/released     exists since the first node of the group was released
 <root>/<run>/<token>/node-<k>/    a node of a group, from submit to its end or to cancel
     assignment                    agent environment and entry point; deleted when read
     machine                       identity of the machine; created atomically by the first one
@@ -40,7 +39,6 @@ from spotfit_provisioners.local.processes import ProcessIdentity, current_proces
 
 _PRIVATE = 0o700
 _MACHINES = "machines"
-_RELEASED = "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class LocalCloudDir:
                 os.close(descriptor)
 
     def collect_garbage(self) -> None:
-        """Remove ended machines and released groups without machines; the root if it is unused."""
+        """Remove directories of ended machines, and the root itself if it is unused."""
         if not self.path.exists():
             return
         # Locked: a submitter creates directories only under the lock.
@@ -97,9 +95,6 @@ class LocalCloudDir:
             for process in self.machines():
                 if not process.is_alive:
                     self.remove_machine(process)
-            for group in list(self.groups()):
-                if group.is_released:
-                    group.remove_if_terminated()
             if self.capacity() is None:
                 (self.path / "capacity").unlink(missing_ok=True)
             for folder in (self.path / _MACHINES, *self._run_dirs()):
@@ -195,15 +190,6 @@ class LocalGroup:
             _write_atomically(node.path / "assignment", json.dumps(assignment))
         draft.rename(self.path)
 
-    @property
-    def is_released(self) -> bool:
-        """Whether one of its nodes was released, so that nothing will cancel the group."""
-        return (self.path / _RELEASED).exists()
-
-    def mark_released(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # the group was cancelled
-            (self.path / _RELEASED).touch()
-
     def node(self, number: int) -> LocalNode:
         return LocalNode(self.root, self.path / f"node-{number}")
 
@@ -216,12 +202,6 @@ class LocalGroup:
         with self.root.lock():
             shutil.rmtree(self.path, ignore_errors=True)
             _remove_if_empty(self.path.parent)
-
-    def remove_if_terminated(self) -> None:
-        """Remove the group if no node of it runs. The caller must hold the lock of the root."""
-        if all(node.status().is_terminated for node in self.nodes()):
-            shutil.rmtree(self.path, ignore_errors=True)
-        _remove_if_empty(self.path.parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,15 +314,13 @@ class LocalNode:
         )
 
     def remove(self) -> None:
-        """Remove the node of an agent that exited successfully, and its group with the last one.
-
-        A node that is being killed at this moment still runs; `collect_garbage` removes the group
-        once it has ended.
-        """
+        """Remove the node of an agent that exited successfully, and its group with the last one."""
+        group = self.group
         with self.root.lock():
             shutil.rmtree(self.path, ignore_errors=True)
-            self.group.mark_released()
-            self.group.remove_if_terminated()
+            if all(node.status().is_terminated for node in group.nodes()):
+                shutil.rmtree(group.path, ignore_errors=True)
+            _remove_if_empty(group.path.parent)
 
 
 def _subdirectories(folder: Path) -> list[Path]:

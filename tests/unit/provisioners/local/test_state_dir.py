@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from spotfit.core.ids import RunId, Token
 from spotfit.host import memory
 from spotfit.model.group import NodeState
-from spotfit_provisioners.local.processes import ProcessIdentity, current_process, find_process
+from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup
 
 DEAD = ProcessIdentity(os.getpid(), "1")
@@ -109,35 +108,6 @@ def test_first_machine_keeps_directories_of_running_machines(root: LocalCloudDir
     group.node(1).remove()
     assert group.node(0).status().state == NodeState.RUNNING
     assert group.node(1).status().state == NodeState.GONE
-
-
-def test_released_group_is_removed_once_its_killed_machine_has_ended(root: LocalCloudDir) -> None:
-    group = a_group(root)
-    killed = subprocess.Popen(["sleep", "600"])  # of the path
-    identity = find_process(killed.pid)
-    assert identity is not None
-    assert group.node(0).claim(identity)
-    group.node(1).remove()
-    root.collect_garbage()
-    assert group.node(0).status().state is NodeState.RUNNING
-
-    killed.kill()
-    killed.wait()
-    root.collect_garbage()
-
-    assert not group.exists
-
-
-def test_garbage_collection_keeps_groups_that_were_not_released(root: LocalCloudDir) -> None:
-    """The leader of the run still asks for the reason of their end."""
-    group = a_group(root)
-    assert group.node(0).claim(DEAD)
-    assert group.node(1).claim(DEAD)
-
-    root.collect_garbage()
-
-    assert group.node(0).status().state is NodeState.GONE
-    assert group.exists
 
 
 def test_garbage_collection_keeps_used_directories(root: LocalCloudDir) -> None:
