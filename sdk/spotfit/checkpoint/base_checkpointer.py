@@ -452,18 +452,19 @@ class BaseCheckpointer(ABC):
         if self._total_steps is not None:
             self._channel.record_progress(min(1.0, self.steps / self._total_steps))
         slot = self._free_slot()
-        self._wait_for_state()
-        started_at = self._clock.now()
         # The other ranks' parts of the checkpoint wait for this rank: on errors it must skip.
         try:
+            self._wait_for_state()
+            started_at = self._clock.now()
             self._write_snapshot(slot.arena, self._plan_save())
             metrics_to_json(metrics)
-        except ConfigError as error:
-            self._channel.skip({}, error.message)
-            raise
         except OSError as error:
             self._channel.skip(metrics, f"There is no space for a snapshot: {error}")
             return
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._channel.skip({}, error.message if isinstance(error, SpotfitError) else reason)
+            raise
         slot.report_index = self._channel.submit(metrics, slot.arena.path, reason, step=self.steps)
         stall_s = self._clock.now() - started_at
         # The slowest rank determines when a checkpoint is complete, so its size is the cost.

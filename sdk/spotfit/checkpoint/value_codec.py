@@ -21,6 +21,8 @@ from spotfit.core.errors import ConfigError, IntegrityError
 _TUPLE, _DICT, _ORDERED_DICT, _INTEGER, _COMPLEX, _ARRAY, _FOREIGN = range(1, 8)
 _MIN_INT, _MAX_INT = -(2**63), 2**64
 """Integers of msgpack: from the first up to, but without, the second."""
+_MAX_DEPTH = 100
+"""Containers in containers. A decoder calls itself for each level, on a stack that is limited."""
 _CONTAINERS: Mapping[int, Callable[[Any], Any]] = {
     _TUPLE: tuple,
     _DICT: dict,
@@ -64,7 +66,8 @@ def encode_values(
     """Encode a list with one key per value, or a dict without `keys`, for `decode_values`.
 
     None, numbers, strings, bytes, and lists, tuples and dicts of these are plain values. Raises
-    `ConfigError`, with the names of all values that are not plain and that `encode_leaf` rejects.
+    `ConfigError`, with the names of all values that are not plain and that `encode_leaf` rejects,
+    and for values that are nested more than 100 levels deep.
     """
     rejected: list[StateKey] = []
     encoder = _Encoder(encode_leaf, rejected)
@@ -91,7 +94,8 @@ def decode_values(body: bytes, source: str, decoder: LeafDecoder) -> Any:
 
     def decode_extension(code: int, content: memoryview) -> Any:
         if code in (_INTEGER, _COMPLEX):
-            return (int if code == _INTEGER else complex)(bytes(content).decode())
+            text = bytes(content).decode()
+            return int(text, 16) if code == _INTEGER else complex(text)
         parts = decode(content)
         if code == _ARRAY:
             dtype, shape, array = parts
@@ -121,13 +125,20 @@ class _Encoder:
         self._rejected = rejected
 
     def encode(self, value: Any, key: StateKey) -> Any:
+        if len(key) > _MAX_DEPTH:
+            raise ConfigError(
+                f"The state of {dotted_name(key[:3])} is nested more than {_MAX_DEPTH} levels "
+                "deep.",
+                do="Store it in flat lists or dictionaries; a cycle of references cannot be saved.",
+            )
         kind = type(value)
         if kind in (bool, float, bytes, type(None)) or (kind is str and _is_utf8(value)):
             return value
         if kind is int:
             if _MIN_INT <= value < _MAX_INT:
                 return value
-            return Ext(_INTEGER, str(value).encode())
+            # Hexadecimal: Python limits the number of decimal digits.
+            return Ext(_INTEGER, hex(value).encode())
         if kind is complex:
             return Ext(_COMPLEX, str(value).encode())
         if kind is list:
@@ -148,7 +159,7 @@ class _Encoder:
         ]
         if type(value) is OrderedDict:
             return _extension(_ORDERED_DICT, encoded)
-        is_plain = all(type(name) is str for name in value)
+        is_plain = all(type(name) is str and _is_utf8(name) for name in value)
         return dict(encoded) if is_plain else _extension(_DICT, encoded)
 
     def _encode_other(self, value: Any, key: StateKey) -> Any:

@@ -121,3 +121,18 @@ def test_an_object_that_rejects_its_state_is_named() -> None:
 
     with pytest.raises(ConfigError, match=r"of stream \(Broken\) rejected .* KeyError"):
         load_object_state({}, "stream", Broken())
+
+
+def test_a_save_that_fails_in_the_framework_is_skipped_for_the_other_ranks(
+    session: LocalSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as an operation on an accelerator that has failed since it was started."""
+
+    class Failing(BytesCheckpointer):
+        def _wait_for_state(self) -> None:
+            raise RuntimeError("the device is lost")
+
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        Failing(session).save(b"1")
+    assert "RuntimeError: the device is lost" in capsys.readouterr().err
+    assert saved_steps(session) == []

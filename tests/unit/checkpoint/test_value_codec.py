@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ def round_trip(value: Any) -> Any:
         2**64 - 1,
         2**64,
         -(10**40),
+        1 << 20_000,  # more digits than Python prints
         0.1,
         -0.0,
         math.inf,
@@ -55,10 +57,44 @@ def round_trip(value: Any) -> Any:
         {1: "a", "1": "b", (1, 2): "c", None: "d"},
         OrderedDict(b=1, a=(2,)),
     ],
-    ids=repr,
+    ids=lambda value: "large" if value == 1 << 20_000 else repr(value),
 )
 def test_values_keep_their_types_and_order(value: Any) -> None:
-    assert repr(round_trip(value)) == repr(value)
+    restored = round_trip(value)
+    assert (type(restored), restored) == (type(value), value)
+    if value != 1 << 20_000:
+        assert repr(restored) == repr(value)
+
+
+def nested(value: Any, wrap: Callable[[Any], Any], levels: int) -> Any:
+    for _ in range(levels):
+        value = wrap(value)
+    return value
+
+
+WRAPS = [lambda one: [one], lambda one: (one,), lambda one: {"a": one}, lambda one: {1: one}]
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=["list", "tuple", "dict", "integer keys"])
+def test_values_of_100_levels_are_restored_and_deeper_ones_rejected(wrap: Any) -> None:
+    deepest = nested(1, wrap, 99)
+    assert round_trip(deepest) == deepest
+    with pytest.raises(ConfigError, match="more than 100 levels deep"):
+        round_trip(wrap(deepest))
+
+
+def test_a_cycle_is_rejected() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(ConfigError, match="a cycle of references"):
+        round_trip(cycle)
+
+
+def test_keys_that_are_not_unicode_are_values_of_the_framework() -> None:
+    body = encode_values(
+        {"\udc80": 1}, encode_leaf=lambda key: ForeignValue("torch", key.encode("utf-8", "replace"))
+    )
+    assert list(decode_values(body, "rank 0", DECODER).values()) == [1]
 
 
 def test_nan_is_restored() -> None:

@@ -446,6 +446,7 @@ def _is_plain_tensor(value: torch.Tensor) -> bool:
     """Return whether shape, dtype and bytes are all that the tensor has."""
     return (
         value.layout is torch.strided
+        and not value.is_nested
         and not value.is_quantized
         and not value.requires_grad
         and not value.is_conj()
@@ -457,7 +458,7 @@ def _is_plain_tensor(value: torch.Tensor) -> bool:
 def _decode_array(array: EncodedArray) -> torch.Tensor:
     try:
         dtype = getattr(torch, array.dtype)
-        if not array.body:
+        if not array.body and 0 in array.shape:
             return torch.empty(array.shape, dtype=dtype)
         # A copy, which the tensor may change.
         flat = torch.frombuffer(bytearray(array.body), dtype=torch.uint8)
@@ -475,12 +476,23 @@ def _decode_foreign(value: ForeignValue) -> Any:
 _LEAF_DECODER = LeafDecoder(array=_decode_array, foreign=_decode_foreign)
 
 
+# Of bytes that are no archive, that end too early, or whose pickle has impossible instructions.
+_LOAD_ERRORS = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    AttributeError,
+    TypeError,
+)
+
+
 def _load_without_code(body: bytes) -> Any:
     """Read what torch.save wrote. Raises ValueError if it is corrupt or would run code."""
     try:
         return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(str(error)) from error
+    except _LOAD_ERRORS as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _torch_save_bytes(values: Any) -> bytes:

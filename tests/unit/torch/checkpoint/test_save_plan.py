@@ -6,9 +6,11 @@ import threading
 from collections import Counter, OrderedDict
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.msgpack import Ext
 
 from spotfit.checkpoint.base_checkpointer import RankSavePlan
 from spotfit.core.errors import ConfigError, IntegrityError
@@ -276,3 +278,31 @@ def test_a_pickle_in_the_bucket_is_not_loaded() -> None:
     torch.save([CustomObject()], body)
     with pytest.raises(IntegrityError, match="are corrupt"):
         decode_values(body.getvalue(), "rank 0")
+
+
+def test_values_that_msgpack_lacks_are_restored() -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    read = decode_values(encode_values([{"\udc80": 1}, jagged]), "rank 0")
+    assert read[0] == {"\udc80": 1}
+    assert [one.tolist() for one in read[1].unbind()] == [[1, 1], [1, 1, 1]]
+
+
+def foreign(body: Any) -> bytes:
+    return msgspec.msgpack.encode(Ext(7, msgspec.msgpack.encode(["torch", body])))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        foreign(b""),
+        foreign(b"PK\x03\x04xxxx"),
+        foreign(5),
+        b"PK\x03\x04xxxx",
+        msgspec.msgpack.encode(Ext(6, msgspec.msgpack.encode(["float32", [4], b""]))),
+        msgspec.msgpack.encode(Ext(6, msgspec.msgpack.encode(["load", [1], b"1234"]))),
+    ],
+    ids=["empty", "no archive", "a number", "earlier format", "no elements", "no dtype"],
+)
+def test_corrupt_values_are_rejected(body: bytes) -> None:
+    with pytest.raises(IntegrityError, match="The values that rank 0 saved are corrupt"):
+        decode_values(body, "rank 0")
