@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -39,7 +40,7 @@ from spotfit.checkpoint.restore_candidates import (
     RestoreSelector,
 )
 from spotfit.checkpoint.save_scheduler import SaveScheduler
-from spotfit.checkpoint.shm_arena import ShmArena
+from spotfit.checkpoint.shm_arena import SegmentPathFactory, ShmArena
 from spotfit.checkpoint.snapshot_channel import (
     CHECKPOINTER_KIND,
     IN_MEMORY_NAME,
@@ -295,7 +296,7 @@ class BaseCheckpointer(ABC):
     # --- what a framework provides -----------------------------------------------------------
 
     @abstractmethod
-    def _make_arena(self, directories: Any, make_path: Any) -> ShmArena:
+    def _make_arena(self, directories: Sequence[Path], make_path: SegmentPathFactory) -> ShmArena:
         """Return memory for one snapshot; see `ShmArena`."""
 
     @abstractmethod
@@ -462,8 +463,7 @@ class BaseCheckpointer(ABC):
             self._channel.skip(metrics, f"There is no space for a snapshot: {error}")
             return
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._channel.skip({}, error.message if isinstance(error, SpotfitError) else reason)
+            self._channel.skip({}, _describe(error))
             raise
         slot.report_index = self._channel.submit(metrics, slot.arena.path, reason, step=self.steps)
         stall_s = self._clock.now() - started_at
@@ -494,8 +494,7 @@ class BaseCheckpointer(ABC):
         try:
             return replace(end, has_snapshot=True, state_digest=self._submit_at_end())
         except Exception as error:  # noqa: BLE001 - user-defined state_dict methods raise anything
-            reason = error.message if isinstance(error, SpotfitError) else repr(error)
-            return replace(end, error=reason[:MAX_SAVE_ERROR_CHARS])
+            return replace(end, error=_describe(error)[:MAX_SAVE_ERROR_CHARS])
 
     def _submit_at_end(self) -> str:
         """Write and submit the snapshot; return the digest of the state that all ranks share."""
@@ -720,6 +719,10 @@ def load_object_state(saved: Any, name: str, stateful: Any) -> None:
             # Unlike our own checks this may be temporary, for example a full disk.
             retryable=True,
         ) from error
+
+
+def _describe(error: Exception) -> str:
+    return error.message if isinstance(error, SpotfitError) else repr(error)
 
 
 def _check_total_steps(total_steps: Any) -> int | None:

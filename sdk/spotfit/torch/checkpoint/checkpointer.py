@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from spotfit.checkpoint.shm_arena import ShmArena
+    from spotfit.checkpoint.shm_arena import SegmentPathFactory, ShmArena
     from spotfit.data.iteration.data_iterator import DataIterator
     from spotfit.torch.checkpoint.arguments import CheckpointerArguments
     from spotfit.torch.checkpoint.data_position import TorchDataPosition
@@ -197,7 +197,7 @@ class Checkpointer(BaseCheckpointer):
 
     # --- what BaseCheckpointer needs of torch --------------------------------------------------
 
-    def _make_arena(self, directories: Any, make_path: Any) -> ShmArena:
+    def _make_arena(self, directories: Sequence[Path], make_path: SegmentPathFactory) -> ShmArena:
         from spotfit.torch.checkpoint.tensor_arena import TensorArena
 
         return TensorArena(directories, make_path)
