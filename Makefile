@@ -126,7 +126,7 @@ filesystems: $(FILESYSTEMS)/.installed $(AZURITE_BY_NPM) ## the store suite over
 
 .PHONY: frameworks
 frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and LightGBM, each with killed workers and machines
-	$(FRAMEWORKS)/bin/python -m pytest $(AGAIN) tests/frameworks
+	$(FRAMEWORKS)/bin/python -m pytest $(AGAIN) tests/frameworks tests/gpu/test_frameworks.py
 
 .PHONY: jax
 jax: $(JAX)/.installed ## JAX with killed workers and machines
