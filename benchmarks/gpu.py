@@ -2,8 +2,10 @@
 
     python -m benchmarks.gpu                  the tests marked `gpu`
     python -m benchmarks.gpu --device cpu     the same scenarios on the CPU, without goals
+    python -m benchmarks.gpu -k save          the tests that match this expression of pytest
 
 It ends within ten minutes: a test gets at most the time that is left, and is skipped if none is.
+Each row is also printed when its test ends, so that a run that is stopped leaves its figures.
 Exit status: 0 if rows passed and none failed, 1 if one failed, 3 without a GPU that torch can use.
 """
 
@@ -34,7 +36,15 @@ class RowCollector:
     def __init__(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self.rows: list[GpuRow] = []
         self._now = now
-        self._deadline = now() + limit_s
+        self._began = now()
+        self._deadline = self._began + limit_s
+        self._print: Callable[[str], None] = print
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Print by pytest's reporter, as pytest captures what plugins print."""
+        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            self._print = reporter.write_line
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
@@ -53,6 +63,10 @@ class RowCollector:
             self.rows.append(row_of(report))
         elif report.when == "teardown" and report.failed:
             self.rows[-1] = row_of(report)
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Print the row of the test that has ended, and the seconds since the begin of the run."""
+        self._print(f"{self._now() - self._began:4.0f} s  {gpu_table.line_of(self.rows[-1])}")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported is a failed row."""
@@ -104,11 +118,15 @@ def files_with_gpu_tests(tests: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.parent == scenarios, path))
 
 
-def run(device: str, limit_s: float) -> list[GpuRow]:
-    """Run the tests of that device, "cuda" or "cpu", and return their rows."""
+def run(device: str, limit_s: float, only: str = "") -> list[GpuRow]:
+    """Run the tests of that device, "cuda" or "cpu", and return their rows.
+
+    `only` is an expression of pytest's option `-k`.
+    """
     collector = RowCollector(limit_s)
     # Other packages of the machine's Python may warn: that is not what is tested here.
     options = ["-q", "-W", "default", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
+    options += ["-k", only]
     if device == "cuda":
         chosen = ["-m", "gpu", *map(str, files_with_gpu_tests(ROOT / "tests"))]
     else:
@@ -122,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
+    parser.add_argument("-k", dest="only", metavar="EXPRESSION", default="")
     options = parser.parse_args(arguments)
     try:
         import torch
@@ -131,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and (reason := why_no_gpu(torch)):
         print(reason, file=sys.stderr)
         return NO_GPU
-    rows = run(options.device, options.limit_s)
+    rows = run(options.device, options.limit_s, options.only)
     machine = describe_machine(torch) if options.device == "cuda" else "CPU: goals are not checked"
     print(f"\n{machine}\n\n{gpu_table.of_rows(rows)}\n{gpu_table.summary(rows)}")
     return gpu_table.exit_status(rows)

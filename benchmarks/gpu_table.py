@@ -53,6 +53,12 @@ def title_of(node_id: str) -> str:
     return name.removeprefix("test_").replace("_", " ") + (bracket and f" [{parameters}")
 
 
+def line_of(row: GpuRow) -> str:
+    """Return the row as one line, without goals."""
+    details = [_short(row.reason)] if row.reason else [str(figure) for figure in row.figures]
+    return f"{row.outcome}: {row.title}" + "".join(f"; {detail}" for detail in details)
+
+
 def of_rows(rows: Sequence[GpuRow]) -> str:
     """Return the Markdown table: one line per figure, and one for a row without figures."""
     lines = []

@@ -40,6 +40,13 @@ def test_it_leaves_something(dirty):
 
 def rows_of(folder: Path, program: str = TESTS, **options: Any) -> list[GpuRow]:
     """Run the tests in another process, as pytest cannot run in itself; return its rows."""
+    names = {"GpuRow": GpuRow, "GpuFigure": GpuFigure}
+    rows: list[GpuRow] = eval(output_of(folder, program, **options).rpartition("ROWS ")[2], names)  # noqa: S307
+    return rows
+
+
+def output_of(folder: Path, program: str = TESTS, **options: Any) -> str:
+    """Return what the run of `rows_of` prints; its last line has the rows."""
     (folder / "test_rows.py").write_text(program)
     code = (
         "import pytest, sys; from benchmarks.gpu import RowCollector\n"
@@ -49,12 +56,9 @@ def rows_of(folder: Path, program: str = TESTS, **options: Any) -> list[GpuRow]:
         "print('ROWS', repr(collector.rows))"
     )
     root = Path(gpu.__file__).parents[1]
-    output = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
     ).stdout
-    names = {"GpuRow": GpuRow, "GpuFigure": GpuFigure}
-    rows: list[GpuRow] = eval(output.rpartition("ROWS ")[2], names)  # noqa: S307
-    return rows
 
 
 def test_each_test_is_a_row_with_its_figures_and_reason(tmp_path: Path) -> None:
@@ -64,6 +68,14 @@ def test_each_test_is_a_row_with_its_figures_and_reason(tmp_path: Path) -> None:
     assert "4.0 <= 3.0" in misses.reason
     assert (skipped.outcome, skipped.reason) == ("skipped", "needs two GPUs")
     assert (leaves.outcome, leaves.reason) == ("failed", "RuntimeError: something was left")
+
+
+def test_a_row_is_printed_when_its_test_ends(tmp_path: Path) -> None:
+    program = TESTS + "\ndef test_it_ends_the_process():\n    import os\n    os._exit(0)\n"
+    output = output_of(tmp_path, program)
+    assert "ROWS" not in output, "the process has ended before the table"
+    assert " s  passed: it measures; copy 2 s\n" in output
+    assert " s  skipped: it is skipped; needs two GPUs\n" in output
 
 
 def test_a_file_that_cannot_be_imported_is_a_failed_row(tmp_path: Path) -> None:
