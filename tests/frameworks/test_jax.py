@@ -235,6 +235,53 @@ def train_on_dataset(config: dict[str, Any]) -> tuple[float, int]:
     return float(state["weights"][0]), int(state["rows"][0])
 
 
+def train_flax(config: dict[str, Any]) -> tuple[str, int]:
+    """Train flax's state, whose step is a number until the first update; return its digest."""
+    import jax.numpy as jnp
+    import optax
+    from flax.training.train_state import TrainState
+
+    def predict(params: Any, x: Any) -> Any:
+        return x @ params["w"] + params["b"]
+
+    def adamw(state: Any, x: Any) -> Any:
+        gradients = jax.grad(lambda params: jnp.square(predict(params, x) - 1.0).mean())
+        return state.apply_gradients(grads=gradients(state.params))
+
+    update = jax.jit(adamw)
+    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+    schedule = optax.linear_schedule(0.1, 0.0, STEPS)
+    state = TrainState.create(apply_fn=predict, params=params, tx=optax.adamw(schedule))
+    checkpointer = Checkpointer(state, every=STEPS_PER_SAVE)
+    checkpointer.restore()
+    state = checkpointer.state
+    assert (int(state.step), type(state.step)) == (checkpointer.steps, int)
+    for step in range(checkpointer.steps, STEPS):
+        state = update(state, jax.random.normal(jax.random.key(step), (8, 4)))
+        checkpointer.step(state)
+        kill_own_worker(config["marks"], checkpointer.steps, at_step=config["kill_at"], rank=1)
+    arrays = [numpy.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+    return hashlib.sha256(b"".join(arrays)).hexdigest(), int(state.step)
+
+
+def test_a_state_of_flax_continues_with_the_same_result(cloud: LiveTestCloud) -> None:
+    results = [
+        cloud.fit(
+            train_flax,
+            workers=2,
+            nodes=2,
+            max_failures=1,
+            name=name,
+            trainer_type=JaxTrainer,
+            config={"kill_at": kill_at},
+        )
+        for name, kill_at in (("calm", 0), ("killed", 18))
+    ]
+    assert len(cloud.rounds_closed("killed")) == 1
+    assert results[1].return_value == results[0].return_value
+    assert results[0].return_value[1] == STEPS
+
+
 def add_noise(batch: dict[str, Any]) -> dict[str, Any]:
     noise = numpy.random.standard_normal(len(batch["x"]))
     return batch | {"x": batch["x"] + 0.1 * noise.astype("float32")}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import spotfit
-from spotfit.fork_server.server import open_gpu_files
 from spotfit.torch import (
     Checkpointer,
     enable_reproducibility,
@@ -28,14 +25,20 @@ from spotfit.torch import (
     prepare_model,
 )
 from spotfit.torch.checkpoint.tensor_arena import TensorArena
+from tests.gpu.records import (
+    Config,
+    agent_pid,
+    die_once,
+    parent_process,
+    record,
+    wait_for_uploads,
+)
 
-Config = dict[str, Any]
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its size is read
 EPOCHS = 2
 SAMPLES, BATCH = 96, 8
 """Twelve steps per epoch with one worker, six with two."""
 SAVE_EVERY = 3
-_UPLOAD_POLL_S = 0.05
 
 
 def train(config: Config) -> dict[str, Any]:
@@ -103,20 +106,6 @@ def some_data() -> TensorDataset:
     return TensorDataset(inputs, inputs.mean(1, keepdim=True))
 
 
-def die_once(config: Config, rank: int, step: int) -> None:
-    """SIGKILL this process, rank 0, at the steps of `kill_at`, `kills` times at each of them."""
-    marks = Path(config["marks"])
-    if rank != 0 or step not in config.get("kill_at", ()):
-        return
-    for number in range(config.get("kills", 1)):
-        mark = marks / f"killed-{config['label']}-{step}-{number}"
-        if not mark.exists():
-            mark.touch()
-            record(config, "kills", step=step, at=time.time())
-            # The other ranks wait in the next step's collective, without this one.
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def save_often(config: Config) -> dict[str, Any]:
     """Measure how long saves block, and a copy of as many bytes to pinned memory."""
     device = get_device()
@@ -169,16 +158,6 @@ def seconds_to_copy(
         copy.copy_(source, non_blocking=True)
     synchronize(device)
     return time.perf_counter() - began
-
-
-def wait_for_uploads(ckpt: Checkpointer) -> None:
-    """A save waits while both slots are uploaded, which is not what is measured."""
-    for slot in ckpt._slots:
-        while slot.report_index is not None and ckpt._channel.status_of(slot.report_index) in (
-            "submitted",
-            "uploaded",
-        ):
-            time.sleep(_UPLOAD_POLL_S)
 
 
 def share_a_device(config: Config) -> dict[str, Any]:
@@ -248,34 +227,5 @@ def memory_in_use(device: torch.device) -> dict[str, int]:
     }
 
 
-def agent_pid() -> int:
-    """Return the agent: the first ancestor that is not a fork server."""
-    pid = os.getppid()
-    while process_name(pid) == "spotfit-forksrv":
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return pid
-
-
-def process_name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def parent_process() -> dict[str, Any]:
-    """Return what forked this worker, and the GPU files that it has open."""
-    pid = os.getppid()
-    return {"parent": process_name(pid), "parent_gpus": open_gpu_files(Path(f"/proc/{pid}/fd"))}
-
-
-def record(config: Config, kind: str, **facts: Any) -> None:
-    """Append a line that survives this process."""
-    path = Path(config["marks"]) / f"{kind}-{config['label']}.jsonl"
-    with path.open("a") as file:
-        file.write(json.dumps(facts) + "\n")
-
-
-def recorded(marks: Path, kind: str, label: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (marks / f"{kind}-{label}.jsonl").read_text().splitlines()]

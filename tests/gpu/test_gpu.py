@@ -15,7 +15,7 @@ from spotfit.frameworks.torch.torch_config import TorchConfig
 from spotfit.torch import TorchTrainer
 from tests.gpu import scenarios
 from tests.gpu.conftest import Measure
-from tests.gpu.scenarios import recorded
+from tests.gpu.records import recorded, recovery_s
 from tests.live.cloud import LiveTestCloud
 
 MIB = 2**20
@@ -72,13 +72,9 @@ def test_a_killed_worker_continues_from_memory(
     assert undisturbed["backend"] == ("nccl" if device == "cuda" else "gloo")
     last = recorded(cloud.marks, "starts", "killed")[-1]
     assert (last["source"], last["step"]) == ("memory", 6)
-    (kill,) = recorded(cloud.marks, "kills", "killed")
-    steps = recorded(cloud.marks, "steps", "killed")
-    recovered_at = min(
-        step["at"] for step in steps if step["at"] > kill["at"] and step["step"] == 7
-    )
     measure("workers", undisturbed["world_size"])
-    measure("SIGKILL to the next step", recovered_at - kill["at"], "s", at_most=20)
+    seconds = recovery_s(cloud.marks, "killed", step=7)
+    measure("SIGKILL to the next step", seconds, "s", at_most=20)
     assert killed["digest"] == undisturbed["digest"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +28,13 @@ from spotfit.frameworks.host_rng import set_host_rng_state
 from spotfit.host import log
 from spotfit.jax.checkpoint.array_arena import piece_as_array
 from spotfit.jax.checkpoint.array_tree import STATE_SECTION, ArraySpec, ArrayTree, Box, box_of
-from spotfit.jax.checkpoint.array_values import decode_values
+from spotfit.jax.checkpoint.array_values import decode_values, dtype_of
+from spotfit.jax.checkpoint.state_template import is_converted, why_not_restorable
 
 Buffers = dict[tuple[StateKey, Box], np.ndarray[Any, Any]]
 """The memory that is read into, by array and box."""
+WEAKLY_TYPED_KEY = "weakly_typed"
+"""Key of a rank's state with the keys of the arrays whose types are weak."""
 _MAX_NAMES = 5
 _REMEDY = (
     "Pass a pytree with the same leaves as that of the run that saved the checkpoint, or use a new "
@@ -69,7 +72,10 @@ class ArrayRestore:
         self._world_size = world_size
         self._resume_datasets = resume_datasets
         self._buffers: Buffers = {}
+        self._specs: dict[StateKey, ArraySpec] = {}
+        """Of what is read: the saved arrays."""
         self._values: dict[StateKey, Any] = {}
+        """The other leaves that were saved."""
         self._dtype_changes: list[str] = []
         self.rng_state: dict[str, Any] | None = None
         """The RNG states that `apply` has set; None at another world size."""
@@ -92,7 +98,12 @@ class ArrayRestore:
             world_size=self._world_size,
         )
         targets: dict[tuple[int, TensorPiece], list[_Target]] = defaultdict(list)
-        for key, spec in self._template.specs.items():
+        weakly_typed = frozenset(_rank_state(saved, 0).get(WEAKLY_TYPED_KEY, ()))
+        self._specs = {
+            key: _spec_to_read(self._template.leaf(key), _saved_spec(key, pieces, weakly_typed))
+            for key in pieces
+        }
+        for key, spec in self._specs.items():
             for box in spec.local_boxes():
                 buffer = self._buffers[key, box] = np.empty(box[1], spec.dtype)
                 for source, target in _overlaps(buffer, box, pieces[key], dotted_name(key)):
@@ -108,7 +119,7 @@ class ArrayRestore:
 
     def roll_back(self) -> None:
         """Release what was read. Idempotent."""
-        self._buffers, self._values, self._dtype_changes = {}, {}, []
+        self._buffers, self._specs, self._values, self._dtype_changes = {}, {}, {}, []
 
     def apply(self, saved: SavedState) -> int:
         """Create the arrays, load the rank's own objects, and return the epoch.
@@ -116,8 +127,11 @@ class ArrayRestore:
         Called on every rank once all ranks have read. RNG states are set if the world size is the
         saved one. Raises `ConfigError` if an object rejects its state.
         """
-        leaves = dict(self._values)
-        for key, spec in self._template.specs.items():
+        leaves = {
+            key: _as_template(value, self._template.leaf(key))
+            for key, value in self._values.items()
+        }
+        for key, spec in self._specs.items():
             boxes = {box: self._buffers.pop((key, box)) for box in spec.local_boxes()}
             leaves[key] = _create(spec, boxes)
         self.state = self._template.unflatten(leaves)
@@ -149,18 +163,18 @@ class ArrayRestore:
                 do="Use the Checkpointer of the framework that has saved it, or a new "
                 "RunConfig(name=...).",
             )
-        specs, values = self._template.specs, self._template.values
+        wanted = set(self._template.keys)
         problems = [
-            *(f"{_name(key)} was not saved" for key in specs.keys() - pieces.keys()),
-            *(f"{_name(key)} was not saved" for key in values.keys() - self._values.keys()),
-            *(f"{_name(key)} would be lost" for key in names - specs.keys() - values.keys()),
+            *(f"{_name(key)} was not saved" for key in wanted - names),
+            *(f"{_name(key)} would be lost" for key in names - wanted),
         ]
-        for key in specs.keys() & pieces.keys():
-            piece, spec = pieces[key][0][1], specs[key]
-            if piece.shape != spec.shape:
-                problems.append(f"{_name(key)} is {spec.shape}, was {piece.shape}")
-            if piece.dtype != str(spec.dtype):
-                self._dtype_changes.append(f"{_name(key)} is {spec.dtype}, was {piece.dtype}")
+        for key in names & wanted:
+            initial = self._template.leaf(key)
+            found = _saved_spec(key, pieces) if key in pieces else self._values[key]
+            if reason := why_not_restorable(initial, found):
+                problems.append(f"{_name(key)} is {reason}")
+            elif is_converted(initial, found):
+                self._dtype_changes.append(f"{_name(key)} is {initial.dtype}, was {found.dtype}")
         if problems:
             more = len(problems) - _MAX_NAMES
             raise ConfigError(
@@ -177,6 +191,28 @@ def _saved_pieces(saved: SavedState) -> dict[StateKey, list[tuple[int, TensorPie
         for piece in index.pieces:
             pieces[piece.key].append((index.rank, piece))
     return dict(pieces)
+
+
+def _saved_spec(
+    key: StateKey,
+    pieces: Mapping[StateKey, list[tuple[int, TensorPiece]]],
+    weakly_typed: Collection[StateKey] = (),
+) -> ArraySpec:
+    piece = pieces[key][0][1]
+    return ArraySpec(piece.shape, dtype_of(piece.dtype), is_weakly_typed=key in weakly_typed)
+
+
+def _spec_to_read(initial: Any, found: ArraySpec) -> ArraySpec:
+    """Return the description of the leaf that the saved array becomes.
+
+    Weak types are the saved ones, as they decide about the dtypes of results.
+    """
+    if not isinstance(initial, ArraySpec):
+        # A number that was an array: with a dtype of its own it is a scalar of numpy.
+        is_number = found.is_weakly_typed or found.dtype == bool
+        return found._replace(is_weakly_typed=is_number, is_numpy_scalar=True)
+    has_dtype = initial.sharding is not None and initial.dtype == found.dtype
+    return initial._replace(is_weakly_typed=has_dtype and found.is_weakly_typed)
 
 
 def _saved_values(saved: SavedState) -> dict[StateKey, Any]:
@@ -264,12 +300,24 @@ def _sink_for(piece: TensorPiece, targets: Sequence[_Target]) -> ChunkSink:
     return whole_piece_sink(piece, copy_boxes)
 
 
+def _as_template(value: Any, initial: Any) -> Any:
+    """Return a leaf that was no array: also a number where the template has an array."""
+    if not isinstance(initial, ArraySpec):
+        return value
+    spec = initial._replace(is_weakly_typed=initial.sharding is not None)
+    return _create(spec, {spec.whole: np.asarray(value, spec.dtype)})
+
+
 def _create(spec: ArraySpec, boxes: Mapping[Box, np.ndarray[Any, Any]]) -> Any:
     """Return the leaf that the template describes, with the values that were read."""
     if spec.sharding is None:
         values = boxes[spec.whole]
+        if spec.is_weakly_typed:
+            return values.item()
         return values[()] if spec.is_numpy_scalar else values
     array = _create_array(spec, boxes)
+    if spec.is_weakly_typed:
+        return _weakly_typed(array, spec)
     if spec.key_implementation is None:
         return array
     return jax.random.wrap_key_data(array, impl=spec.key_implementation)
@@ -277,13 +325,6 @@ def _create(spec: ArraySpec, boxes: Mapping[Box, np.ndarray[Any, Any]]) -> Any:
 
 def _create_array(spec: ArraySpec, boxes: Mapping[Box, np.ndarray[Any, Any]]) -> Any:
     whole = boxes.get(spec.whole)
-    # Types decide about results: a weakly typed scalar takes the type of what it is combined with.
-    if spec.is_weakly_typed and whole is not None and not spec.shape:
-        scalar = whole.item()
-        if not spec.is_committed:
-            return jax.numpy.asarray(scalar)
-        # device_put accepts arrays for the devices of this process only.
-        return jax.jit(lambda: scalar, out_shardings=spec.sharding)()
     # An array that is not committed to a device can be combined with arrays on any devices.
     if not spec.is_committed and whole is not None:
         return jax.numpy.asarray(whole)
@@ -292,3 +333,16 @@ def _create_array(spec: ArraySpec, boxes: Mapping[Box, np.ndarray[Any, Any]]) ->
     return jax.make_array_from_callback(
         spec.shape, spec.sharding, lambda index: boxes[box_of(index, spec.shape)]
     )
+
+
+def _weakly_typed(array: Any, spec: ArraySpec) -> Any:
+    """Return the array with a weak type: combined with others it takes their dtype."""
+
+    def convert(values: Any) -> Any:
+        # JAX has no conversion for it, but a new array of a Python number, which is updated.
+        weak = jax.numpy.full(spec.shape, np.zeros((), spec.dtype).item())
+        if weak.dtype != values.dtype:
+            return values
+        return weak.at[...].set(values, out_sharding=jax.typeof(values).sharding)
+
+    return jax.jit(convert, out_shardings=spec.sharding if spec.is_committed else None)(array)

@@ -65,6 +65,8 @@ class ArraySavePlanner:
         self._own_parts: list[_Part] = []
         self.largest_rank_bytes = 0
         """The largest number of bytes that any rank writes."""
+        self.weakly_typed: list[StateKey] = []
+        """The arrays of the last plan whose types are weak."""
 
     def plan(self, tree: ArrayTree) -> RankSavePlan:
         """Return this rank's share of the tree; its blocks share memory with the arrays.
@@ -75,6 +77,7 @@ class ArraySavePlanner:
         if tree.specs != self._specs:
             self._divide(tree.specs)
             self._specs = dict(tree.specs)
+            self.weakly_typed = [key for key, spec in tree.specs.items() if spec.is_weakly_typed]
         blocks = [_block_of(tree.arrays[part.key], part, tree.specs) for part in self._own_parts]
         starts = aligned_offsets(part.size_bytes for part in self._own_parts)
         pieces = tuple(

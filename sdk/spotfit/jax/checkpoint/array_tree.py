@@ -96,6 +96,10 @@ class ArrayTree:
         tree.arrays, tree.specs, tree.values = {}, self.specs, self.values
         return tree
 
+    def leaf(self, key: StateKey) -> ArraySpec | Any:
+        """Return the description of an array, or another leaf itself."""
+        return self.specs[key] if key in self.specs else self.values[key]
+
     def unflatten(self, leaves: Mapping[StateKey, Any]) -> Any:
         """Return a pytree of this structure with other leaves, one for each key."""
         return jax.tree_util.tree_unflatten(self.structure, [leaves[key] for key in self.keys])

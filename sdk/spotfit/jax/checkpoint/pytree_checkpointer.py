@@ -29,6 +29,7 @@ from spotfit.worker.training_api import require_session
 if TYPE_CHECKING:
     from spotfit.checkpoint.shm_arena import ShmArena
     from spotfit.jax.checkpoint.array_tree import ArrayTree
+    from spotfit.jax.checkpoint.state_template import StateTemplate
 
 
 @suggest_keywords
@@ -91,16 +92,16 @@ class Checkpointer(BaseCheckpointer):
             per_rank=per_rank,
         )
         from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner
-        from spotfit.jax.checkpoint.array_tree import ArrayTree
         from spotfit.jax.checkpoint.signed_collectives import (
             KEY_BYTES,
             SignedCollectives,
             check_runtime,
         )
+        from spotfit.jax.checkpoint.state_template import StateTemplate
 
         check_runtime(self._rank, self._world_size)
         _check_per_rank(self._per_rank)
-        self._template: ArrayTree = ArrayTree(state).template()
+        self._template: StateTemplate = StateTemplate(state)
         self.state = state
         """The pytree of the last `step` or `restore`, or the initial one."""
         self._data_position = _open_data_position(loader, self._trigger)
@@ -127,8 +128,10 @@ class Checkpointer(BaseCheckpointer):
         with the checkpoint; they are not a report.
 
         With `hold=True` on every rank a due save waits for `save_if_due`. Raises `ConfigError` for
-        metrics that are not JSON or a state that cannot be saved or has other leaves than before.
+        metrics that are not JSON, and for a state that cannot be saved, or not be restored into the
+        initial one: with other leaves, shapes or dtypes.
         """
+        self._template.check(state)
         self.state = state
         self._record_step(metrics, hold=hold)
 
@@ -136,8 +139,9 @@ class Checkpointer(BaseCheckpointer):
         """Save `state` now, independently of `every`. All ranks call it after the same step.
 
         Like `step` it returns once the state is copied to shared memory. Raises `ConfigError` for
-        metrics that are not JSON or a state that cannot be saved; then nothing is saved.
+        metrics that are not JSON or a state that `step` rejects; then nothing is saved.
         """
+        self._template.check(state)
         self.state = state
         self._save_now(metrics)
 
@@ -158,7 +162,7 @@ class Checkpointer(BaseCheckpointer):
         from spotfit.jax.checkpoint.array_restore import ArrayRestore
 
         operation = ArrayRestore(
-            self._template,
+            self._template.tree,
             self._per_rank,
             rank=self._rank,
             world_size=self._world_size,
@@ -192,8 +196,10 @@ class Checkpointer(BaseCheckpointer):
         return self._save_planner.largest_rank_bytes
 
     def _encode_plan(self, plan: RankSavePlan, rank_state: dict[str, Any]) -> tuple[bytes, bytes]:
+        from spotfit.jax.checkpoint.array_restore import WEAKLY_TYPED_KEY
         from spotfit.jax.checkpoint.array_values import encode_values
 
+        rank_state = {**rank_state, WEAKLY_TYPED_KEY: self._save_planner.weakly_typed}
         return encode_values(plan.values, keys=plan.value_keys), encode_values(rank_state)
 
     def _rng_state(self) -> dict[str, Any]:
@@ -206,15 +212,8 @@ class Checkpointer(BaseCheckpointer):
         """Return the current state. Raises `ConfigError` if a restart could not restore it."""
         from spotfit.jax.checkpoint.array_tree import ArrayTree
 
-        tree = ArrayTree(self.state)
-        if tree.keys != self._template.keys:
-            differing = sorted(set(map(str, tree.keys)) ^ set(map(str, self._template.keys)))
-            raise ConfigError(
-                "The state has other leaves than the one with which Checkpointer was created, for "
-                f"example {differing[:1]}.",
-                do="Pass pytrees of one structure to Checkpointer and step.",
-            )
-        return tree
+        self._template.check(self.state)
+        return ArrayTree(self.state)
 
 
 def export_checkpoint(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:

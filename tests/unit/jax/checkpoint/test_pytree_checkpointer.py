@@ -47,8 +47,8 @@ class Stream:
         self.position = state["position"]
 
 
-def save(state: Any, **options: Any) -> Checkpointer:
-    checkpointer = Checkpointer(state, every=1, **options)
+def save(state: Any, *, initial: Any = None, **options: Any) -> Checkpointer:
+    checkpointer = Checkpointer(state if initial is None else initial, every=1, **options)
     checkpointer.step(state)
     return checkpointer
 
@@ -102,11 +102,13 @@ def test_another_dtype_is_converted_and_logged(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        ({"w": np.ones((3, 2)), "n": 1}, r"w is \(3, 2\), was \(2, 3\)"),
+        ({"w": np.ones((3, 2)), "n": 1}, r"w is float64\[3,2\], was float64\[2,3\]"),
         ({"w": np.ones((2, 3)), "n": 1, "v": np.ones(1)}, "v was not saved"),
         ({"w": np.ones((2, 3)), "n": 1, "m": 1}, "m was not saved"),
         ({"w": np.ones((2, 3))}, "n would be lost"),
         ({"n": 1}, "w would be lost"),
+        ({"w": np.ones((2, 3), int), "n": 1}, r"w is int64\[2,3\], was float64\[2,3\]"),
+        ({"w": "text", "n": 1}, r"w is a str, was float64\[2,3\]"),
     ],
 )
 def test_a_state_that_does_not_match_is_rejected(state: Any, problem: str) -> None:
@@ -114,6 +116,75 @@ def test_a_state_that_does_not_match_is_rejected(state: Any, problem: str) -> No
     with pytest.raises(ConfigError, match=problem) as error:
         Checkpointer(state).restore()
     assert error.value.details["retryable"] is False
+
+
+def test_a_number_that_an_update_makes_an_array_continues_without_compiling() -> None:
+    traces = []
+
+    def halve(state: Any) -> Any:
+        traces.append(state)
+        return {"step": state["step"] + 1, "w": state["w"] * 0.5}
+
+    update = jax.jit(halve)
+    initial = {"step": 0, "w": jax.numpy.ones(2, "bfloat16")}
+    save(update(initial))
+    again = Checkpointer(initial, every=1)
+    again.restore()
+    assert (again.state["step"], type(again.state["step"])) == (1, int)
+    again.step(update(again.state))
+    assert len(traces) == 1
+    last = Checkpointer(initial)
+    last.restore()
+    assert (last.state["step"], last.state["w"].tolist()) == (2, [0.25, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"),
+    [
+        (jax.numpy.asarray(2.5), 2.5),
+        (jax.numpy.asarray(True), True),
+        # Another dtype than that of a number would be lost in one.
+        (jax.numpy.asarray(2, "int16"), np.int16(2)),
+        (np.float64(0.1), np.float64(0.1)),
+    ],
+)
+def test_a_number_is_restored_from_an_array(saved: Any, restored: Any) -> None:
+    save({"n": saved}, initial={"n": 0})
+    again = Checkpointer({"n": 0})
+    again.restore()
+    assert_equal(again.state, {"n": restored})
+
+
+@pytest.mark.parametrize(
+    ("initial", "restored"),
+    [
+        (np.int64(0), np.int64(3)),
+        (jax.numpy.zeros((), "float32"), jax.numpy.asarray(3.0)),
+        (jax.device_put(np.float32(0), sharding()), None),
+    ],
+)
+def test_an_array_is_restored_from_a_number(initial: Any, restored: Any) -> None:
+    save({"n": 3}, initial={"n": initial})
+    again = Checkpointer({"n": initial})
+    again.restore()
+    expected = jax.device_put(jax.numpy.asarray(3.0), sharding()) if restored is None else restored
+    assert_equal(again.state, {"n": expected})
+
+
+def test_weak_types_are_the_saved_ones() -> None:
+    weak = jax.numpy.where(np.array([True, False]), 0.1, -0.0)
+    strong = jax.numpy.ones((2, 2))
+    state = {
+        "weak": weak,
+        "strong": strong,
+        "sharded": jax.device_put(jax.numpy.full((4, 2), 3.0), sharding("a")),
+    }
+    initial = {"weak": 0 * strong[0], "strong": jax.numpy.full((2, 2), 0.0), "sharded": 0 * strong}
+    initial["sharded"] = jax.device_put(jax.numpy.zeros((4, 2)), sharding("a"))
+    save(state, initial=initial)
+    again = Checkpointer(initial)
+    again.restore()
+    assert_equal(again.state, state)
 
 
 def test_random_numbers_of_numpy_continue() -> None:
