@@ -97,6 +97,14 @@ def test_a_deleted_object_is_reported_by_name(store: Store) -> None:
         manifest.read_part(0, 0, 3)
 
 
+def test_a_part_is_decoded_without_further_requests(store: Store) -> None:
+    manifest = read_parquet(store.url).manifest
+    assert manifest.is_fetched(3)
+    decode = manifest.fetch_part(3, 10, 20)
+    store.delete("part-1.parquet")
+    assert decode().equals(TABLE.slice(10, 20))
+
+
 def test_a_missing_folder_is_reported(store: Store, s3: str) -> None:
     with pytest.raises(ConfigError, match="is neither a file nor a folder with files"):
         _ = read_parquet(f"s3://bucket/missing?endpoint_url={s3}").manifest

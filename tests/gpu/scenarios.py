@@ -178,6 +178,41 @@ def share_a_device(config: Config) -> dict[str, Any]:
     return {"backend": dist.get_backend(), "digests": digests, "devices": devices}
 
 
+def read_shard(config: Config) -> dict[str, Any]:
+    """Read a shard of row numbers; return those of all ranks and the batches with wrong values.
+
+    Each batch is read at once and after a computation, when the loop has dropped it: the copy must
+    be complete, and its memory must not be reused before.
+    """
+    device = get_device()
+    columns = config["columns"]
+
+    def repeat(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        rows = torch.as_tensor(batch["id"], dtype=torch.float32)
+        return {"row": rows, "values": rows[:, None].expand(-1, columns).contiguous()}
+
+    batches = spotfit.get_dataset_shard("train").iter_torch_batches(
+        batch_size=50, prefetch_batches=3, collate_fn=repeat, pin_memory=device.type == "cuda"
+    )
+    weights = torch.eye(2_000 if device.type == "cuda" else 8, device=device)
+    rows: list[torch.Tensor] = []
+    is_wrong: list[torch.Tensor] = []
+    for batch in batches:
+        rows.append(batch["row"].clone())
+        is_wrong.append((batch["values"] != rows[-1][:, None]).any())
+        for _ in range(20):
+            weights = weights @ weights
+        is_wrong.append((batch["values"] != rows[-1][:, None]).any())
+    found = (torch.cat(rows).long().tolist(), int(torch.stack(is_wrong).sum()), str(device))
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, found)
+    return {
+        "rows": [row for rows, _, _ in ranks for row in rows],
+        "wrong_batches": sum(wrong for _, wrong, _ in ranks),
+        "devices": [name for _, _, name in ranks],
+    }
+
+
 def physical_device(device: torch.device) -> str:
     """Return a name of the device that is the same in all processes of the machine."""
     if device.type != "cuda":

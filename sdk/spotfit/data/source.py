@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 IntArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Decode: TypeAlias = Callable[[], pa.Table]
+"""Decodes bytes that were fetched; sends no request, or is all of the work."""
 
 
 class DataFile(NamedTuple):
@@ -25,6 +27,11 @@ class DataFile(NamedTuple):
     size_bytes: int
     version: str
     """ETag or version of the object; it changes with the content."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a read is a request, which takes time without taking a processor."""
+        return "://" in self.url
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +57,9 @@ class SourceUnits:
 class Source(Protocol):
     """Rows that can be read unit by unit, in any order and by any process.
 
-    A source is immutable, small and can be pickled.
+    A source is immutable, small and can be pickled. One of files may also have a method
+    `fetch_unit`, with the arguments of `read_unit`, which fetches the bytes of a unit and returns
+    the function that decodes them.
     """
 
     @property

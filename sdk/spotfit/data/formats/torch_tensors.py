@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 TorchDtypes: TypeAlias = "torch.dtype | Mapping[str, torch.dtype] | None"
+
+_UNFINISHED_BATCHES = 2
+"""The next copy waits while the GPU has not reached the last but this many batches of the loop."""
 
 
 class TensorConversionError(ConfigTypeError, RuntimeError):
@@ -82,13 +86,16 @@ class DeviceCopy:
     """Copies batches to a device in the thread that prepares them.
 
     On a GPU the copies are made on a stream of their own, beside the computation. `hand_over` lets
-    the training's stream wait for them.
+    the training's stream wait for them. A loop may be many steps ahead of its GPU, which uses the
+    batches of all these steps: a copy begins when the GPU is at most a few batches behind.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         torch = require_torch()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._handed_over: deque[Any] = deque()
+        """Events of the training's stream, one per batch, which precede the use of the batch."""
 
     def start(self, batch: Any) -> tuple[Any, Any]:
         """Begin to copy; return the batch and the event of its completion, None without a GPU.
@@ -98,6 +105,8 @@ class DeviceCopy:
         """
         if self._stream is None:
             return self._move(batch), None
+        while len(self._handed_over) > _UNFINISHED_BATCHES:
+            self._handed_over.popleft().synchronize()
         torch = require_torch()
         with torch.cuda.stream(self._stream):
             return self._move(batch), self._stream.record_event()
@@ -113,7 +122,10 @@ class DeviceCopy:
         batch, event = copied
         if event is None:
             return batch
-        stream = require_torch().cuda.current_stream(self._device)
+        library = require_torch()
+        stream = library.cuda.current_stream(self._device)
+        # Blocking: the thread that waits for it leaves the processor to others.
+        self._handed_over.append(stream.record_event(library.cuda.Event(blocking=True)))
         stream.wait_event(event)
 
         def record(tensor: torch.Tensor) -> torch.Tensor:

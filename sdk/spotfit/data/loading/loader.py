@@ -24,7 +24,7 @@ from spotfit.data.formats.batch_formats import concat_blocks
 from spotfit.data.loading.lane_blocks import BlockCache, BlockPiece, LaneBlock
 from spotfit.data.loading.slices import call_seeded, slice_key
 from spotfit.data.loading.task_pool import TaskPool
-from spotfit.data.loading.window_reader import WindowReader
+from spotfit.data.loading.window_reader import FETCH_THREADS, WindowReader
 from spotfit.data.order import EpochOrder, LaneRange, OrderSettings
 from spotfit.data.plans.transforms import BlockFunction, bind_all
 
@@ -171,6 +171,7 @@ class _StepLoader:
     ) -> None:
         self._order = order
         self._pool = TaskPool(_THREADS, "spotfit-data")
+        self._fetch_pool = TaskPool(FETCH_THREADS, "spotfit-fetch")
         has_transforms = bool(dataset.transforms)
         self._reader = WindowReader(
             dataset.manifest,
@@ -178,6 +179,7 @@ class _StepLoader:
             columns=dataset.columns_to_read(),
             limit_bytes=_PREFETCH_BYTES,
             pool=self._pool,
+            fetch_pool=self._fetch_pool,
         )
         self._slice_rows = max(order.settings.slice_rows, 1)
         multiple = self._slice_rows if has_transforms else 1
@@ -191,6 +193,7 @@ class _StepLoader:
     def close(self) -> None:
         """Stop reading ahead. Idempotent."""
         self._pool.close()
+        self._fetch_pool.close()
         for step in self._requested:
             self._cancel(step.blocks)
 

@@ -20,7 +20,7 @@ from spotfit.data.loading.global_generators import seeded_generators
 from spotfit.data.loading.lane_blocks import LaneBlock
 from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.loading.task_pool import TaskPool
-from spotfit.data.loading.window_reader import WindowReader
+from spotfit.data.loading.window_reader import FETCH_THREADS, WindowReader
 from spotfit.data.order import EpochOrder, OrderSettings, hash_key
 from spotfit.data.plans.transforms import BlockFunction, bind_all
 
@@ -58,6 +58,7 @@ class SliceReader:
         self._datasets = datasets
         self._cache_bytes = cache_bytes
         self._threads = TaskPool(_READ_THREADS, "spotfit-read-window")
+        self._fetch_threads = TaskPool(FETCH_THREADS, "spotfit-fetch-window")
         self._epochs: OrderedDict[tuple[str, int, OrderSettings], _Epoch] = OrderedDict()
         self._functions: dict[str, BlockFunction] = {}
         self._windows: OrderedDict[tuple[SliceTask, int], LaneBlock] = OrderedDict()
@@ -87,6 +88,7 @@ class SliceReader:
     def close(self) -> None:
         """End the reading threads; does not wait for them."""
         self._threads.close()
+        self._fetch_threads.close()
 
     def _parts(self, task: SliceTask) -> Iterator[tuple[LaneBlock, int, int]]:
         """Yield the windows of a slice, with the first row and the number of its rows in each."""
@@ -110,6 +112,7 @@ class SliceReader:
                 columns=dataset.columns_to_read(),
                 limit_bytes=self._cache_bytes,
                 pool=self._threads,
+                fetch_pool=self._fetch_threads,
             )
             self._epochs[key] = _Epoch(order, reader)
             if len(self._epochs) > _CACHED_EPOCHS:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import pyarrow as pa
@@ -14,13 +16,21 @@ from spotfit.data.loading.lane_blocks import LaneBlock
 from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.order import EpochOrder, UnitPart, Window
 from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.source import Decode
 
+FETCH_THREADS = 16
+"""Requests at a time to buckets. A row group of 1 MiB arrives after 30 to 100 ms."""
 _INITIAL_EXPANSION = 4.0
 """Assumed size of rows in memory, relative to their encoded size, until the first are read."""
 
 
 class WindowReader:
-    """Reads windows in the threads of a pool, and counts the bytes that they hold."""
+    """Reads windows in the threads of pools, and counts the bytes that they hold.
+
+    `fetch_pool` sends the requests for units in a bucket, and `pool` decodes their bytes and reads
+    other units. Many requests are sent at a time, because each waits for the latency of the bucket.
+    Few threads decode: each of them has a heap of its own in pyarrow's memory pool.
+    """
 
     def __init__(
         self,
@@ -30,11 +40,13 @@ class WindowReader:
         columns: Sequence[str] | None,
         limit_bytes: int,
         pool: TaskPool,
+        fetch_pool: TaskPool,
     ) -> None:
         self._manifest = manifest
         self._order = order
         self._limit_bytes = limit_bytes
         self._pool = pool
+        self._fetch_pool = fetch_pool
         self._columns = columns
         encoded_bytes = int(manifest.unit_bytes.sum())
         self._row_bytes = _INITIAL_EXPANSION * encoded_bytes / max(order.row_count, 1)
@@ -55,9 +67,7 @@ class WindowReader:
 
     def request(self, window: LaneBlock, urgency: int) -> None:
         """Read a window in the threads."""
-        parts = [
-            self._pool.submit(urgency, partial(self._read_part, part)) for part in window.parts
-        ]
+        parts = [self._read_part(part, urgency) for part in window.parts]
         window.held_bytes = int(window.rows * self._row_bytes)
         self._held_bytes += window.held_bytes
         window.future = self._pool.after(parts, urgency, partial(self._assemble, window))
@@ -78,13 +88,20 @@ class WindowReader:
                 self._held_bytes += size_bytes - window.held_bytes
                 window.held_bytes = size_bytes
 
-    def _read_part(self, part: UnitPart) -> pa.Table:
+    def _read_part(self, part: UnitPart, urgency: int) -> Future[pa.Table]:
+        if not self._manifest.is_fetched(part.unit):
+            return self._pool.submit(urgency, lambda: self._decode(part, self._fetch(part)))
+        fetched = self._fetch_pool.submit(urgency, partial(self._fetch, part))
+        return self._pool.after([fetched], urgency, lambda one: self._decode(part, one.pop()))
+
+    def _fetch(self, part: UnitPart) -> Decode:
+        with self._error_note(part.unit):
+            return self._manifest.fetch_part(*part, self._columns)
+
+    def _decode(self, part: UnitPart, decode: Decode) -> pa.Table:
         unit, first, rows = part
-        try:
-            table = self._manifest.read_part(unit, first, rows, self._columns)
-        except Exception as error:
-            error.add_note(f"while {_unit_name(self._manifest, unit)} was read")
-            raise
+        with self._error_note(unit):
+            table = decode()
         if table.num_rows != rows:
             raise ConfigError(
                 f"{_unit_name(self._manifest, unit)} has fewer rows than when it was listed: "
@@ -92,6 +109,14 @@ class WindowReader:
                 do="Do not change files while a run reads them.",
             )
         return table
+
+    @contextmanager
+    def _error_note(self, unit: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"while {_unit_name(self._manifest, unit)} was read")
+            raise
 
     def _assemble(self, block: LaneBlock, tables: list[pa.Table]) -> pa.Table:
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.source import IntArray, Source, SourceUnits, int_array
+from spotfit.data.source import Decode, IntArray, Source, SourceUnits, int_array
 
 _FORMAT_VERSION = 1
 
@@ -100,15 +100,41 @@ class UnitManifest:
         self, unit: int, first: int, count: int, columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Return `count` rows of a unit from row `first` of the unit on."""
+        return self.fetch_part(unit, first, count, columns)()
+
+    def fetch_part(
+        self, unit: int, first: int, count: int, columns: Sequence[str] | None = None
+    ) -> Decode:
+        """Fetch what is needed for `read_part`, which is what the returned function returns.
+
+        Unless `is_fetched`, nothing is fetched, and the function does all of the work.
+        """
         source = int(self.unit_sources[unit])
         schema = self._unified_schema(source, columns)
         if schema is not None:
             columns = [name for name in schema.names if name in self._schemas[source].names] or None
-        table = self.sources[source].read_unit(
-            self.source_units[source], int(self.unit_indices[unit]), columns
+        arguments = self.source_units[source], int(self.unit_indices[unit]), columns
+        if self.is_fetched(unit):
+            read: Decode = self.sources[source].fetch_unit(*arguments)  # type: ignore[attr-defined]
+        else:
+            read = partial(self.sources[source].read_unit, *arguments)
+        begin = int(self.unit_first_rows[unit]) + first
+
+        def decode() -> pa.Table:
+            part = read().slice(begin, count)
+            return part if schema is None else _conform(part, schema)
+
+        return decode
+
+    def is_fetched(self, unit: int) -> bool:
+        """Whether the bytes of a unit are fetched by requests, apart from their decoding."""
+        source = int(self.unit_sources[unit])
+        units, index = self.source_units[source], int(self.unit_indices[unit])
+        return (
+            hasattr(self.sources[source], "fetch_unit")
+            and bool(units.files)
+            and units.files[int(units.unit_files[index])].is_remote
         )
-        part = table.slice(int(self.unit_first_rows[unit]) + first, count)
-        return part if schema is None else _conform(part, schema)
 
     @cached_property
     def _schemas(self) -> list[pa.Schema]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from spotfit.data.files import FileSet, path_of
-from spotfit.data.source import DataFile
+from spotfit.data.source import DataFile, Decode
 
 
 def _ignore(_size_bytes: int) -> None:
@@ -71,9 +71,10 @@ class FileFormat(Protocol):
         """Return columns and units of a file. Raises `ConfigError` if it has another format."""
         ...
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Return the rows of a unit with at least those columns of `schema` that the file has.
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch the bytes of a unit, if it is possible without decoding them.
 
+        The function returns the rows with at least those columns of `schema` that the file has.
         Types may differ from those of `schema` if they can be cast.
         """
         ...

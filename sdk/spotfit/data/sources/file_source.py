@@ -16,7 +16,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import did_you_mean
 from spotfit.data.files import FileSet, path_of
 from spotfit.data.formats.tensor_storage import plain_field
-from spotfit.data.source import DataFile, SourceUnits, int_array
+from spotfit.data.source import DataFile, Decode, SourceUnits, int_array
 from spotfit.data.sources.file_format import FileContent, FileFormat, FileUnit, OpenFile
 from spotfit.data.sources.file_listing import inspect_files
 from spotfit.data.sources.partitioning import Partitioning
@@ -77,6 +77,12 @@ class FormatSource:
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Read and decode one unit; see `Source.read_unit`."""
+        return self.fetch_unit(units, unit, columns)()
+
+    def fetch_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> Decode:
+        """Fetch the bytes of one unit; see `Source`."""
         schema = self.schema(units)
         if columns is not None:
             schema = select_fields(schema, columns)
@@ -88,8 +94,8 @@ class FormatSource:
         )
         in_path = self._path_columns(path_of(file))
         in_file = pa.schema([field for field in schema if field.name not in in_path])
-        table = self.format.read(OpenFile(self.files, file), part, in_file)
-        return conform(table, schema, rows=part.rows, constants=in_path)
+        decode = self.format.fetch(OpenFile(self.files, file), part, in_file)
+        return lambda: conform(decode(), schema, rows=part.rows, constants=in_path)
 
     def _with_path_columns(self, file: DataFile, content: FileContent) -> FileContent:
         fields = [plain_field(field) for field in content.schema]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.source import Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.line_files import LineContent, LineFormat, option_values
 
@@ -127,11 +128,11 @@ class JsonFormat:
         schema, (unit,) = self._document.inspect(file)
         return FileContent(schema, [unit._replace(position=_DOCUMENT_POSITION)])
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Read lines or the document."""
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch lines or the document."""
         if unit.position == _DOCUMENT_POSITION:
-            return self._document.read(file, unit._replace(position=0), schema)
-        return self._lines.read(file, unit, schema)
+            return self._document.fetch(file, unit._replace(position=0), schema)
+        return self._lines.fetch(file, unit, schema)
 
 
 def _with_text(schema: pa.Schema, other: pa.Schema) -> pa.Schema:

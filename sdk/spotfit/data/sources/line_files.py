@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.plans.read_ahead import calls_in_order
+from spotfit.data.source import Decode
 from spotfit.data.sources.compression import compression_of, decompress
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
@@ -100,11 +101,11 @@ class LineFormat:
             units.append(unit)
         return FileContent(pa.schema([]) if schema is None else schema, units)
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Fetch a range of lines and parse it with the types of `schema`."""
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch a range of lines, which is parsed with the types of `schema`."""
         is_divided = self._is_divided(file)
         body = file.read(unit.position, unit.size_bytes) if is_divided else self._whole(file)
-        return self._parse(body, file, unit.position, schema)
+        return partial(self._parse, body, file, unit.position, schema)
 
     def _inspect_range(
         self, body: bytes, file: OpenFile, start: int, size_bytes: int

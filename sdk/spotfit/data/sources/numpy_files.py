@@ -14,6 +14,7 @@ from numpy.lib import format as npy_format
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.column_arrays import column_from_values
+from spotfit.data.source import Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
 COLUMN = "data"
@@ -54,16 +55,21 @@ class NumpyFormat:
         one = np.zeros((1, *header.shape[1:]), header.dtype)
         return FileContent(pa.schema([(COLUMN, column_from_values(one, name=COLUMN).type)]), units)
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
         """Fetch the rows of a unit."""
         if COLUMN not in schema.names:
-            return pa.table({})
+            return lambda: pa.table({})
         header = _read_header(file)
         start = header.offset + unit.position * header.row_bytes
-        values = np.frombuffer(file.read(start, unit.size_bytes), header.dtype)
-        shape = (unit.rows, *header.shape[1:])
-        array = values.reshape(shape[::-1]).T if header.is_fortran else values.reshape(shape)
-        return pa.table({COLUMN: column_from_values(array, name=COLUMN)})
+        body = file.read(start, unit.size_bytes)
+
+        def decode() -> pa.Table:
+            values = np.frombuffer(body, header.dtype)
+            shape = (unit.rows, *header.shape[1:])
+            array = values.reshape(shape[::-1]).T if header.is_fortran else values.reshape(shape)
+            return pa.table({COLUMN: column_from_values(array, name=COLUMN)})
+
+        return decode
 
 
 @lru_cache(maxsize=1024)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.orc
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.source import Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.range_reader import RangeReader
 
@@ -27,8 +29,11 @@ class OrcFormat:
         units = [FileUnit(index, count, size_bytes) for index, count in enumerate(rows)]
         return FileContent(reader.schema, units)
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Fetch and decode the wanted columns of a stripe."""
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch nothing: pyarrow requests the ranges of a stripe while it decodes."""
+        return partial(self._read, file, unit, schema)
+
+    def _read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
         reader = _open(file)
         names = [name for name in reader.schema.names if name in schema.names]
         if not names:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.tensor_storage import decode_tensors, decoded_field, tensors_from_bytes
-from spotfit.data.source import DataFile
+from spotfit.data.source import DataFile, Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
 _TAIL_BYTES = 64 * 2**10
@@ -57,17 +57,21 @@ class ParquetFormat:
             ],
         )
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Fetch the column chunks of a row group and decode them."""
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch the column chunks of a row group."""
         footer = _footers.get(file)
         names = [name for name in schema.names if name in footer.leaves]
         ranges = _merge(footer.chunk_ranges(unit.position, names), file.size_bytes)
         fetched = _FetchedRanges(
             file.size_bytes, [(start, file.read_view(start, end - start)) for start, end in ranges]
         )
-        reader = pq.ParquetFile(pa.PythonFile(fetched, "r"), metadata=footer.metadata)
-        table = reader.read_row_group(unit.position, columns=names, use_threads=False)
-        return self._decode(table, file)
+
+        def decode() -> pa.Table:
+            reader = pq.ParquetFile(pa.PythonFile(fetched, "r"), metadata=footer.metadata)
+            table = reader.read_row_group(unit.position, columns=names, use_threads=False)
+            return self._decode(table, file)
+
+        return decode
 
     def _decoded_schema(self, schema: pa.Schema) -> pa.Schema:
         fields = [decoded_field(one) for one in schema]

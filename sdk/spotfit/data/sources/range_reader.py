@@ -34,7 +34,7 @@ class RangeReader(io.RawIOBase):
         self._position = 0
         self._window = b""
         self._window_start = 0
-        self._cost = _REMOTE if "://" in file.file.url else _LOCAL
+        self._cost = _REMOTE if file.file.is_remote else _LOCAL
         self._fetch_bytes = 0
 
     def readable(self) -> bool:

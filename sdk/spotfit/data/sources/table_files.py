@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.files import FileSet, PathOptions
-from spotfit.data.source import SourceUnits
+from spotfit.data.source import Decode, SourceUnits
 from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.parquet import ParquetFormat
 from spotfit.data.sources.partitioning import Partitioning
@@ -72,8 +72,14 @@ class TableFilesSource:
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Read a row group; see `Source.read_unit`."""
+        return self.fetch_unit(units, unit, columns)()
+
+    def fetch_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> Decode:
+        """Fetch the bytes of a row group; see `Source`."""
         # The stores of listed files are opened by their URLs.
-        return self._reader(FileSet((), PathOptions()), None).read_unit(units, unit, columns)
+        return self._reader(FileSet((), PathOptions()), None).fetch_unit(units, unit, columns)
 
     def _reader(self, files: FileSet, schema: pa.Schema | None) -> FormatSource:
         return FormatSource(

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.crc32c import Words, crc32c
 from spotfit.data.formats.tf_examples import Features, FeatureShape, decode_example, read_shapes
+from spotfit.data.source import Decode
 from spotfit.data.sources.compression import decompress
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.range_reader import RangeReader
@@ -61,11 +63,14 @@ class TfRecordFormat:
             units = [FileUnit(0, len(records), file.size_bytes)] if records else []
         return FileContent(_find_schema(shapes, file), units)
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Fetch a range of records, verify their CRCs and decode them."""
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch a range of records, whose CRCs are verified when they are decoded."""
         body = decompress(file, self.compression)
         if body is None:
             body = file.read(unit.position, unit.size_bytes)
+        return partial(self._decode_records, body, file, schema)
+
+    def _decode_records(self, body: bytes, file: OpenFile, schema: pa.Schema) -> pa.Table:
         records = [*_walk(file, io.BytesIO(body), len(body))]
         examples = self._decode(body, records, file)
         columns = [_to_column([one.get(f.name) for one in examples], f, file) for f in schema]

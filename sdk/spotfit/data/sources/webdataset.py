@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ import pyarrow as pa
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.plans.transforms import BlockFunction
+from spotfit.data.source import Decode
 from spotfit.data.sources.compression import decompress
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.images import image_module
@@ -71,11 +73,14 @@ class WebDatasetFormat:
             units = [FileUnit(0, len(samples), file.size_bytes)] if samples else []
         return FileContent(pa.schema(fields if samples else []), units)
 
-    def read(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> pa.Table:
-        """Fetch a range of members and take the wanted ones."""
+    def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:
+        """Fetch a range of members."""
         body = decompress(file, self.compression)
         if body is None:
             body = file.read(unit.position, unit.size_bytes)
+        return partial(self._take_members, body, file, schema)
+
+    def _take_members(self, body: bytes, file: OpenFile, schema: pa.Schema) -> pa.Table:
         samples = [*self._samples(file, io.BytesIO(body))]
         view = memoryview(body)
         columns: dict[str, pa.Array] = {}

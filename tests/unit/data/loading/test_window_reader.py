@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
@@ -10,7 +12,7 @@ from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.loading.window_reader import WindowReader
 from spotfit.data.order import EpochOrder, OrderSettings
 from spotfit.data.plans.unit_manifest import UnitManifest
-from spotfit.data.source import SourceUnits
+from spotfit.data.source import Decode, SourceUnits
 from spotfit.data.sources.tables import TableSource
 from tests.unit.data.counting_source import CountingSource, ids_of
 from tests.unit.data.order_rows import rows_at
@@ -29,13 +31,19 @@ def reader_of(
     manifest: UnitManifest,
     pool: TaskPool,
     *,
+    fetch_pool: TaskPool | None = None,
     settings: OrderSettings = OrderSettings(),  # noqa: B008 - immutable
     columns: Sequence[str] | None = None,
     limit_rows: int = 1_000_000,
 ) -> WindowReader:
     order = EpochOrder(manifest.unit_rows, settings, 0)
     return WindowReader(
-        manifest, order, columns=columns, limit_bytes=limit_rows * ROW_BYTES, pool=pool
+        manifest,
+        order,
+        columns=columns,
+        limit_bytes=limit_rows * ROW_BYTES,
+        pool=pool,
+        fetch_pool=fetch_pool or pool,
     )
 
 
@@ -105,6 +113,68 @@ def test_missing_rows_are_an_error(pool: TaskPool) -> None:
 
     with pytest.raises(ConfigError, match=r"3\.table\) has fewer rows .* 7 instead of 10"):
         window.table()
+
+
+@dataclass(eq=False)
+class FetchedSource(CountingSource):
+    """Its units are fetched in threads, whose names are recorded."""
+
+    before_fetch: Callable[[], object] = lambda: None
+    fetch_threads: set[str] = field(default_factory=set)
+    decode_threads: set[str] = field(default_factory=set)
+
+    def fetch_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> Decode:
+        self.before_fetch()
+        self.fetch_threads.add(thread_pool_name())
+
+        def decode() -> pa.Table:
+            self.decode_threads.add(thread_pool_name())
+            return self.read_unit(units, unit, columns)
+
+        return decode
+
+
+def thread_pool_name() -> str:
+    return threading.current_thread().name.rpartition("_")[0]
+
+
+@pytest.fixture
+def fetch_pool() -> Iterator[TaskPool]:
+    pool = TaskPool(6, "test-fetches")
+    yield pool
+    pool.close()
+
+
+def test_more_units_are_fetched_at_a_time_than_decoded(
+    pool: TaskPool, fetch_pool: TaskPool
+) -> None:
+    all_fetch = threading.Barrier(6, timeout=30.0)
+    source = FetchedSource([10] * 6, before_fetch=all_fetch.wait)
+    settings = OrderSettings(3, 1, 60, "rows")
+    manifest = source.dataset.manifest
+    reader = reader_of(manifest, pool, fetch_pool=fetch_pool, settings=settings)
+    window = reader.locate(0, 0)
+    reader.request(window, 0)
+
+    assert sorted(ids_of(window.table())) == list(range(60))
+    assert source.fetch_threads == {"test-fetches"}
+    assert source.decode_threads == {"test-windows"}
+
+
+def test_an_error_of_a_fetch_names_the_unit(pool: TaskPool, fetch_pool: TaskPool) -> None:
+    def fail() -> None:
+        raise OSError("connection lost")
+
+    source = FetchedSource([10] * 8, before_fetch=fail)
+    reader = reader_of(source.dataset.manifest, pool, fetch_pool=fetch_pool)
+    window = reader.locate(0, 30)
+    reader.request(window, 0)
+
+    with pytest.raises(OSError, match="connection lost") as caught:
+        window.table()
+    assert caught.value.__notes__ == ["while unit 3 (memory://rows/3.table) was read"]
 
 
 def test_parts_of_different_sources_have_one_schema(pool: TaskPool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.plans.unit_manifest import UnitManifest
+from spotfit.data.source import DataFile, Decode, SourceUnits
 from spotfit.data.sources.tables import RangeSource, TableSource
 from tests.unit.data.counting_source import CountingSource
 
@@ -44,6 +48,25 @@ def test_a_slice_of_a_slice_counts_from_its_first_row() -> None:
 def test_a_part_of_a_sliced_unit_counts_from_its_first_row() -> None:
     part = counting(5).slice(2).read_part(0, 1, 2)
     assert part["id"].to_pylist() == [3, 4]
+
+
+@pytest.mark.parametrize(("url", "is_fetched"), [("s3://bucket", True), ("/folder", False)])
+def test_units_of_a_bucket_are_fetched(url: str, is_fetched: bool) -> None:
+    class FetchedSource(CountingSource):
+        def list_units(self) -> SourceUnits:
+            return replace(super().list_units(), files=(DataFile(url, "file", 1, "1"),))
+
+        def fetch_unit(self, *arguments: Any) -> Decode:
+            return lambda: self.read_unit(*arguments)
+
+    manifest = UnitManifest.of_source(FetchedSource([5])).slice(2)
+    assert manifest.is_fetched(0) == is_fetched
+    assert manifest.fetch_part(0, 1, 2)()["id"].to_pylist() == [3, 4]
+
+
+def test_a_source_without_fetches_is_read() -> None:
+    assert not counting(5).is_fetched(0)
+    assert counting(5).fetch_part(0, 1, 2)()["id"].to_pylist() == [1, 2]
 
 
 def test_a_union_has_the_rows_of_all_manifests() -> None:

@@ -103,3 +103,17 @@ class FileSourceSuite(SourceSuite):
         last.unlink()
         with pytest.raises(ConfigError, match=f"{last.name} was changed or deleted"):
             source.read_unit(units, len(units.unit_rows) - 1)
+
+
+class FetchedSourceSuite(FileSourceSuite):
+    """Base class of the tests of a source that fetches a unit before it decodes it."""
+
+    def test_a_fetched_unit_is_decoded_without_its_file(self, source: Any, folder: Path) -> None:
+        units = source.list_units()
+        last = len(units.unit_rows) - 1
+        expected = values_of(source.read_unit(units, last))
+        decode = source.fetch_unit(units, last)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                path.unlink()
+        assert values_of(decode()) == expected

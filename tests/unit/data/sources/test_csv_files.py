@@ -13,7 +13,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.file_readers import read_csv
 from spotfit.data.source import Source
 from spotfit.data.sources import line_files
-from tests.unit.data.sources.source_suite import FileSourceSuite, read_values, source_of
+from tests.unit.data.sources.source_suite import FetchedSourceSuite, read_values, source_of
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def lines(*values: object) -> str:
     return "".join(f"{value}\n" for value in values)
 
 
-class TestCsv(FileSourceSuite):
+class TestCsv(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         rows = [f"{n},{n / 2},name {n},{'' if n % 2 else n}" for n in range(40)]

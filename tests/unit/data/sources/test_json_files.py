@@ -15,7 +15,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.file_readers import read_json
 from spotfit.data.source import Source
 from spotfit.data.sources import line_files
-from tests.unit.data.sources.source_suite import FileSourceSuite, read_values, source_of
+from tests.unit.data.sources.source_suite import FetchedSourceSuite, read_values, source_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-class TestJsonLines(FileSourceSuite):
+class TestJsonLines(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         rows = [{"id": n, "tags": ["a"] * (n % 3), "of": {"deep": n / 2}} for n in range(60)]

@@ -13,7 +13,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.file_readers import read_numpy
 from spotfit.data.source import Source
 from spotfit.data.sources import numpy_files
-from tests.unit.data.sources.source_suite import FileSourceSuite, rows_of, source_of
+from tests.unit.data.sources.source_suite import FetchedSourceSuite, rows_of, source_of
 
 
 def read_array(folder: Path) -> Any:
@@ -23,7 +23,7 @@ def read_array(folder: Path) -> Any:
     return np.array(column.to_pylist())
 
 
-class TestNumpy(FileSourceSuite):
+class TestNumpy(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(numpy_files, "UNIT_BYTES", 100)

@@ -16,7 +16,7 @@ from spotfit.data.files import FileSet
 from spotfit.data.source import Source
 from spotfit.data.sources.partitioning import Partitioning
 from tests.unit.data.sources.source_suite import (
-    FileSourceSuite,
+    FetchedSourceSuite,
     read_values,
     rows_of,
     source_of,
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class TestParquet(FileSourceSuite):
+class TestParquet(FetchedSourceSuite):
     @pytest.fixture
     def source(self, folder: Path) -> Source:
         return source_of(read_parquet(folder))
@@ -57,7 +57,7 @@ class TestParquet(FileSourceSuite):
         return ds.dataset(folder, format="parquet").to_table()
 
 
-class TestPartitionedParquet(FileSourceSuite):
+class TestPartitionedParquet(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         for year in (2023, 2024):

@@ -11,7 +11,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.data.file_readers import read_text
 from spotfit.data.source import Source
 from spotfit.data.sources import line_files
-from tests.unit.data.sources.source_suite import FileSourceSuite, read_values, source_of
+from tests.unit.data.sources.source_suite import FetchedSourceSuite, read_values, source_of
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_files, "UNIT_BYTES", 50)
 
 
-class TestText(FileSourceSuite):
+class TestText(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         (tmp_path / "a.txt").write_text("".join(f"line {n}\r\n\n" for n in range(30)))

@@ -16,7 +16,7 @@ from spotfit.data.file_readers import read_tfrecords
 from spotfit.data.source import Source
 from spotfit.data.sources import tfrecords
 from tests.unit.data.formats.test_crc32c import crc_by_bits
-from tests.unit.data.sources.source_suite import FileSourceSuite, read_values, source_of
+from tests.unit.data.sources.source_suite import FetchedSourceSuite, read_values, source_of
 from tests.unit.data.tf_example_messages import encode_example
 
 
@@ -43,7 +43,7 @@ ROWS: list[dict[str, list[Any]]] = [
 ]
 
 
-class TestTfRecords(FileSourceSuite):
+class TestTfRecords(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(tfrecords, "UNIT_BYTES", 500)

@@ -19,7 +19,7 @@ from spotfit.data.file_readers import read_webdataset
 from spotfit.data.source import Source
 from spotfit.data.sources import webdataset
 from tests.unit.data.sources.source_suite import (
-    FileSourceSuite,
+    FetchedSourceSuite,
     read_values,
     rows_of,
     source_of,
@@ -41,7 +41,7 @@ def decoded(dataset: Dataset) -> dict[str, list[Any]]:
     return values_of(rows_of(dataset.as_source()))
 
 
-class TestWebDataset(FileSourceSuite):
+class TestWebDataset(FetchedSourceSuite):
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(webdataset, "UNIT_BYTES", 5000)
