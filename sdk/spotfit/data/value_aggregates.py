@@ -39,13 +39,15 @@ class Unique(AggregateFnV2):
             values = column.to_pylist()
         else:
             values = column.unique().to_pylist()
-        return {
-            hashable(value): value for value in values if not (self.ignore_nulls and value is None)
-        }
+        distinct: dict[Any, Any] = {}
+        for value in values:
+            if value is not None or not self.ignore_nulls:
+                distinct.setdefault(hashable(value), value)
+        return distinct
 
     def combine(self, current_accumulator: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the values of both."""
-        return {**current_accumulator, **new}
+        """Return the values of both: of equal ones, such as 0.0 and -0.0, the first."""
+        return {**current_accumulator, **{k: new[k] for k in new if k not in current_accumulator}}
 
     def finalize(self, accumulator: dict[Any, Any]) -> Any:
         """Return the list of values."""

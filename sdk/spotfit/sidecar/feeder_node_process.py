@@ -29,8 +29,8 @@ _message_decoder: msgspec.json.Decoder[ToFeederNode] = decoder(ToFeederNode)  # 
 def main(socket_fd: int) -> NoReturn:
     """Serve feeders until the agent closes the socket, then exit the process.
 
-    `socket_fd`: the inherited end of a socket pair. An error, such as of the user's environment,
-    ends the process; its text is in the log.
+    `socket_fd`: the inherited end of a socket pair. An error, such as of the user's environment
+    or of processes that cannot be started, ends the process; its text is in the log.
     """
     connection = SidecarConnection(socket_fd, _message_decoder)
     init, start = connection.receive(), connection.receive()
@@ -38,13 +38,28 @@ def main(socket_fd: int) -> NoReturn:
         exit_sidecar()  # the agent is gone
     configure_logging(start.log_level)
     server = open_server(init, start)
-    threading.Thread(target=server.serve, name="spotfit-feeder-server", daemon=True).start()
     feeder = FeederAddress(address=server.address, connections=start.processes)
     connection.send(FeedersListening(feeder=feeder))
-    while connection.receive() is not None:
-        pass  # the agent sends nothing more
-    server.close()
+    serve_for_agent(server, connection)
     exit_sidecar()
+
+
+def serve_for_agent(server: FeederServer, connection: SidecarConnection[ToFeederNode]) -> None:
+    """Serve until the agent closes the socket. Raises what `server.serve` raises.
+
+    Feeders and their processes have ended afterwards.
+    """
+
+    def close_with_agent() -> None:
+        while connection.receive() is not None:
+            pass  # the agent sends nothing more
+        server.close()
+
+    threading.Thread(target=close_with_agent, name="spotfit-feeder-agent", daemon=True).start()
+    try:
+        server.serve()
+    finally:
+        server.close()
 
 
 def open_server(init: SidecarInit, start: StartFeeders) -> FeederServer:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,15 +14,19 @@ import pytest
 
 from spotfit.code.code_bundle import DATASETS, upload_code_bundle
 from spotfit.code.runtime_env import RuntimeEnv
+from spotfit.data.feeding.feeder_process import FeederInit
+from spotfit.data.feeding.feeder_server import FeederServer
 from spotfit.data.feeding.pool import FeederPool
 from spotfit.data.feeding.remote_feeders import RemoteFeeders
 from spotfit.host import env
 from spotfit.host.system import SystemClock
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.topology import FeederAddress
-from spotfit.protocol.agent_sidecar import SidecarInit, StartFeeders
+from spotfit.protocol.agent_sidecar import SidecarInit, StartFeeders, ToFeederNode
 from spotfit.security.run_key import RunKey, make_tls_contexts
-from spotfit.sidecar.feeder_node_process import open_server
+from spotfit.sidecar import feeder_node_process
+from spotfit.sidecar.feeder_node_process import open_server, serve_for_agent
+from spotfit.sidecar.process_setup import SidecarConnection
 from spotfit.store.factory import open_store
 from spotfit.testing.builders import RUN_ID
 from tests.unit.data.feeding.augmented_rows import Pass, dataset_of, shipped
@@ -37,6 +44,48 @@ def restore_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     monkeypatch.setattr(sys, "path", [str(root), *sys.path])
     monkeypatch.setenv(env.HOST.name, "127.0.0.1")
+
+
+class UnableServer(FeederServer):
+    """Cannot start its processes again."""
+
+    def serve(self) -> None:
+        raise BlockingIOError("no memory for a process")
+
+
+@pytest.fixture
+def agent_and_sidecar() -> Iterator[tuple[socket.socket, SidecarConnection[ToFeederNode]]]:
+    agent, end = socket.socketpair()
+    sidecar = SidecarConnection[ToFeederNode](end.detach(), feeder_node_process._message_decoder)
+    yield agent, sidecar
+    agent.close()
+    for thread in threading.enumerate():
+        if thread.name == "spotfit-feeder-agent":
+            thread.join()
+    sidecar._socket.close()
+
+
+def test_processes_end_when_the_agent_closes_the_socket(
+    agent_and_sidecar: tuple[socket.socket, SidecarConnection[ToFeederNode]],
+) -> None:
+    agent, sidecar = agent_and_sidecar
+    server = FeederServer(FeederInit(), b"", processes=1)
+    pids = server.pids
+    agent.close()
+    serve_for_agent(server, sidecar)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_a_server_that_cannot_start_processes_ends_the_sidecar(
+    agent_and_sidecar: tuple[socket.socket, SidecarConnection[ToFeederNode]],
+) -> None:
+    server = UnableServer(FeederInit(), b"", processes=1)
+    pids = server.pids
+    with pytest.raises(BlockingIOError):
+        serve_for_agent(server, agent_and_sidecar[1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
 
 
 def test_workers_with_the_run_key_get_slices_of_the_packed_datasets(tmp_path: Path) -> None:

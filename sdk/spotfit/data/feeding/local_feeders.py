@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.link import FeederLink
@@ -58,19 +59,18 @@ class LocalFeeders:
 
     def _run_process(self) -> int:
         """Start a process, and return the number of its replies once it has ended."""
-        process, replies = None, 0
+        replies = 0
         try:
-            process = FeederProcess(self._init, self._pickled_datasets)
-            link = FeederLink(process.connect(), f"process {process.pid}")
-            if self._add(process):
-                replies = self._pool.serve(link)
-            reason = process.wait()
+            with closing(FeederProcess(self._init, self._pickled_datasets)) as process:
+                with closing(FeederLink(process.connect(), f"process {process.pid}")) as link:
+                    if not self._add(process):
+                        return 0
+                    replies = self._pool.serve(link)
+                reason = process.wait()
+                with self._lock:
+                    self._processes.discard(process)
         except OSError as error:
             reason = str(error)
-        if process is not None:
-            with self._lock:
-                self._processes.discard(process)
-            process.close()
         if not self._is_closed:
             log.warning("feeder.ended", reason=reason, replies=replies)
         return replies

@@ -30,12 +30,16 @@ class FeederProcess:
         """Start the process and send it the datasets. Raises `OSError` if that fails."""
         self._control, child_end = socket.socketpair()
         with child_end:
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-c", _PROGRAM, str(child_end.fileno())],
-                pass_fds=[child_end.fileno()],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-c", _PROGRAM, str(child_end.fileno())],
+                    pass_fds=[child_end.fileno()],
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                )
+            except OSError:
+                self._control.close()
+                raise
         try:
             send_bytes(self._control, encode(init))
             send_bytes(self._control, pickled_datasets)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.data.formats.python_objects import PythonObjectType
 from spotfit.data.source import IntArray
 
@@ -58,12 +58,13 @@ class BucketFile:
         return sorted(self._extents.keys() | self._pending.keys())
 
     def read(self, bucket: int) -> Iterator[pa.Table]:
-        """Yield the rows of a bucket: a table for each call of `append` that had some."""
+        """Yield the rows of a bucket: a table for each call of `append` that had some.
+
+        Raises `IntegrityError` if another process has truncated the file.
+        """
         self._write_pending()
         for extent in self._extents.get(bucket, ()):
-            self._file.seek(extent.offset)
-            body = self._file.read(extent.length)
-            with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            with pa.ipc.open_stream(pa.py_buffer(self._read_all(extent))) as reader:
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
 
@@ -91,6 +92,21 @@ class BucketFile:
             self._extents[bucket].append(_Extent(self._end, len(body)))
             self._write_all(body)
             self._end += len(body)
+
+    def _read_all(self, extent: _Extent) -> memoryview:
+        self._file.seek(extent.offset)
+        body = np.empty(extent.length, np.uint8).data
+        rest = body
+        while rest:  # Linux reads at most 2 GiB at a time
+            count = self._file.readinto(rest)
+            if not count:
+                raise IntegrityError(
+                    f"The temporary file {self._file.name} is {len(rest)} bytes shorter than "
+                    "what was written.",
+                    do="Let no other process change files below DataContext.spill_directory.",
+                )
+            rest = rest[count:]
+        return body
 
     def _write_all(self, body: memoryview) -> None:
         while body:

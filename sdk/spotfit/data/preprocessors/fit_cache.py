@@ -10,6 +10,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
+from copy import deepcopy
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -34,7 +35,10 @@ class _Preprocessor(Protocol):
 
 
 class _RecentFits:
-    """Statistics by key, in this process. Thread-safe; the least recently used are dropped."""
+    """Statistics by key, in this process. Thread-safe; the least recently used are dropped.
+
+    Values are copied: preprocessors may change theirs.
+    """
 
     def __init__(self) -> None:
         self._fits: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -44,11 +48,13 @@ class _RecentFits:
         with self._lock:
             if key in self._fits:
                 self._fits.move_to_end(key)
-            return self._fits.get(key)
+            found = self._fits.get(key)
+        return deepcopy(found)
 
     def put(self, key: str, statistics: dict[str, Any]) -> None:
+        copied = deepcopy(statistics)
         with self._lock:
-            self._fits[key] = statistics
+            self._fits[key] = copied
             if len(self._fits) > _MAX_FITS:
                 self._fits.popitem(last=False)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from spotfit.core.errors import AlreadyExistsError, ConfigError, NotFoundError
+from spotfit.core.errors import AlreadyExistsError, ConfigError, IntegrityError, NotFoundError
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.frame_writers import FrameWriter, check_can_write
@@ -25,7 +25,7 @@ from spotfit.host import log
 from spotfit.store.api import Store
 from spotfit.store.factory import open_store, with_bucket_region
 from spotfit.store.transfer import concurrent_map
-from spotfit.store.url import RootUrl
+from spotfit.store.url import RootUrl, validate_file_key
 
 _HASHED_BYTES = 8 * 2**20
 """Read by one request while the content of a file is hashed."""
@@ -65,7 +65,8 @@ class WrittenFrame:
     def to_source(self) -> FormatSource:
         """Write the rows unless that was done, and return the source of the files.
 
-        Raises `ConfigError` if there is no place for files, or if the library cannot write.
+        Raises `ConfigError` if there is no place for files, or if the library cannot write, and
+        `IntegrityError` for a record with names outside of its folder.
         """
         root = self._open_root()
         known = self.key or self.writer.find_token()
@@ -130,6 +131,16 @@ class WrittenFrame:
             rows = msgspec.json.decode(body, type=WrittenRows)
         except msgspec.DecodeError as error:
             raise self._record_error(root, content, str(error)) from error
+        try:
+            for name in (rows.folder, *(name for name, _ in rows.files)):
+                validate_file_key(name)
+        except ConfigError as error:  # a name that leads out of the folder
+            raise IntegrityError(
+                f"{root.url}/{self._record_key(content)} names a file that spotfit has not "
+                f"written: {error.message}",
+                do="Find out who else writes to this folder. Delete the record, so that the rows "
+                "are written again.",
+            ) from error
         log.info("data.frame_reused", library=self.writer.library, url=root.url, key=content)
         return rows
 

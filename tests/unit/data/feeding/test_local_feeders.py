@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,10 +16,11 @@ import pyarrow as pa
 import pytest
 
 from spotfit.core.clock import Clock
-from spotfit.data.feeding import processes
+from spotfit.data.feeding import local_feeders, processes
 from spotfit.data.feeding.feeder_process import FeederInit
 from spotfit.data.feeding.local_feeders import LocalFeeders
 from spotfit.data.feeding.pool import FeederPool
+from spotfit.data.feeding.processes import FeederProcess
 from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.loading.slices import SliceReader
 from spotfit.data.plans.transforms import BlockFunction
@@ -222,6 +224,31 @@ class ReportModules:
         import sys
 
         return block.append_column("has_torch", pa.array(["torch" in sys.modules] * len(block)))
+
+
+def test_feeders_closed_during_a_start_leave_no_socket_or_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[ClosingProcess] = []
+
+    class ClosingProcess(FeederProcess):
+        """Closes the feeders between the start of the process and its registration."""
+
+        connection: socket.socket
+
+        def connect(self) -> socket.socket:
+            started.append(self)
+            feeders.close()
+            self.connection = super().connect()
+            return self.connection
+
+    monkeypatch.setattr(local_feeders, "FeederProcess", ClosingProcess)
+    pool = FeederPool(execute_nothing, SystemClock())
+    feeders = LocalFeeders(pool, FeederInit(), cloudpickle.dumps(shipped(dataset_of(30))))
+    feeders.start(1)
+    wait_until(lambda: bool(started) and not started[0].is_running)
+    (process,) = started
+    assert process.connection.fileno() == -1
 
 
 def test_processes_end_with_their_owner(start: Start) -> None:

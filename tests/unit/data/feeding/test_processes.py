@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 from collections.abc import Iterator
 
 import cloudpickle
@@ -91,3 +93,20 @@ def test_a_closed_process_has_ended(process: FeederProcess) -> None:
     process.close()
     process.close()
     assert not process.is_running
+
+
+def test_a_process_that_cannot_be_started_leaves_no_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs: list[socket.socket] = []
+
+    def recorded_pair() -> tuple[socket.socket, socket.socket]:
+        pairs.extend(pair := make_pair())
+        return pair
+
+    make_pair = socket.socketpair
+    monkeypatch.setattr(socket, "socketpair", recorded_pair)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(FileNotFoundError):
+        FeederProcess(FeederInit(), b"")
+    assert [sock.fileno() for sock in pairs] == [-1, -1]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.data.formats.python_objects import object_column
 from spotfit.data.operations.bucket_file import BucketFile
 
@@ -57,6 +60,33 @@ def test_tables_of_a_bucket_may_have_other_types(file: BucketFile) -> None:
     append(file, [3], pa.table({"x": [1]}))
     append(file, [3], pa.table({"x": [0.5]}))
     assert [rows.schema.field("x").type for rows in file.read(3)] == [pa.int64(), pa.float64()]
+
+
+class ShortReads(io.FileIO):
+    """Returns at most 100 bytes at a time, as Linux at most 2 GiB."""
+
+    def readinto(self, buffer: Any, /) -> int:
+        return super().readinto(memoryview(buffer)[:100]) or 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(100 if size is None or size < 0 else min(size, 100)) or b""
+
+
+def test_a_read_that_returns_less_than_an_extent_is_continued(
+    file: BucketFile, tmp_path: Path
+) -> None:
+    rows = pa.table({"n": np.random.default_rng(0).integers(0, 2**60, 500)})
+    append(file, [0] * 500, rows)
+    file.close()
+    file._file = ShortReads(tmp_path / "rows", "r+")
+    assert [*file.read(0)] == [rows]
+
+
+def test_a_truncated_file_is_an_error(file: BucketFile, tmp_path: Path) -> None:
+    append(file, [0] * 500, pa.table({"n": range(500)}))
+    os.truncate(tmp_path / "rows", 1000)
+    with pytest.raises(IntegrityError, match="bytes shorter than what was written"):
+        [*file.read(0)]
 
 
 def test_every_type_keeps_its_values(file: BucketFile) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -125,6 +126,21 @@ def test_distinct_values_are_found_by_duckdb(little_memory: DataContext) -> None
     ds = Dataset.of_source(UnitSource(table, (2, 4)))
     assert ds.unique("x") == ["b", None, "a", "c"]
     assert ds.unique("x", ignore_nulls=True) == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("ignore_nulls", [False, True])
+def test_distinct_numbers_are_those_of_memory(
+    little_memory: DataContext, monkeypatch: pytest.MonkeyPatch, seed: int, ignore_nulls: bool
+) -> None:
+    rng = random.Random(seed)
+    values = [rng.choice([0.0, -0.0, float("nan"), -float("nan"), None, 1.5]) for _ in range(12)]
+    ds = Dataset.of_source(UnitSource(pa.table({"x": values}), (1, 4, 7)))
+    in_files = ds.unique("x", ignore_nulls=ignore_nulls)
+    monkeypatch.setattr(table_operations, "_MEMORY_FACTOR", 0)
+    assert repr(ds.unique("x", ignore_nulls=ignore_nulls)) == repr(in_files)
+    first_zero = next(value for value in values if value == 0)
+    assert repr(first_zero) in map(repr, in_files)
 
 
 def test_few_groups_are_aggregated_in_memory(

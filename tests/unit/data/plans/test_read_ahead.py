@@ -74,9 +74,15 @@ def test_an_error_is_raised_where_its_result_is_due() -> None:
 
 
 def test_no_thread_remains_after_a_pass_that_was_not_finished() -> None:
-    blocks = read_in_order((task(n) for n in range(1000)), threads=2)
+    threads: set[threading.Thread] = set()
+
+    def read() -> int:
+        threads.add(threading.current_thread())
+        return 0
+
+    blocks = read_in_order((ReadTask(1, read) for _ in range(1000)), threads=2)
     assert isinstance(blocks, Generator)
     next(blocks)
     blocks.close()
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("spotfit-read")]
+    assert threads
+    assert not [thread.name for thread in threads if thread.is_alive()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def rows(tmp_path: Path) -> Dataset:
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process begins."""
     monkeypatch.setattr(fit_cache, "_recent", fit_cache._RecentFits())
+
+
+def test_changed_statistics_do_not_change_other_fits(rows: Dataset) -> None:
+    first = OneHotEncoder(["y"])
+    first.fit(rows)
+    expected = deepcopy(first.stats_)
+    first.stats_["unique_values(y)"].clear()
+    for _ in range(2):
+        again = OneHotEncoder(["y"])
+        again.fit(rows)
+        assert again.stats_ == expected
+        again.stats_["unique_values(y)"].clear()
 
 
 PREPROCESSORS = [

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spotfit.core.errors import ConfigError
+from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.sources.engine_frames import WrittenFrame, frames_written_in
 from spotfit.store.factory import open_store
@@ -136,6 +137,23 @@ def test_a_damaged_record_is_reported(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "engine-v1.json").write_bytes(body)
     with pytest.raises(ConfigError, match="is not a record of files"):
         WrittenFrame(PartWriter([[0]]), str(tmp_path), "v1").to_source()
+
+
+@pytest.mark.parametrize("name", ["../other/a.parquet", "/etc/a.parquet", "a//b.parquet", "", "."])
+@pytest.mark.parametrize("field", ["folder", "file"])
+def test_a_record_that_leads_out_of_its_folder_is_refused(
+    tmp_path: Path, name: str, field: str
+) -> None:
+    root = tmp_path / "rows"
+    other = tmp_path / "other"
+    PartWriter([[7]], names=["a.parquet"]).write(RootUrl.parse(other))
+    size = (other / "a.parquet").stat().st_size
+    folder, file = (name, "a.parquet") if field == "folder" else ("folder", name)
+    record = {"folder": folder, "files": [[file, size]]}
+    root.mkdir()
+    (root / "engine-v1.json").write_bytes(msgspec.json.encode(record))
+    with pytest.raises(IntegrityError, match="names a file that spotfit has not written"):
+        WrittenFrame(PartWriter([[0]]), str(root), "v1").to_source()
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"else")])
