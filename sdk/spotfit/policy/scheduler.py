@@ -256,7 +256,9 @@ def _record_unusable_nodes(view: View, state: LeaderState, now: float) -> Iterat
             lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
             reason = f"its environment could not be set up: {lines[-1]}"
             token, node = status.member.token, status.member.node
-            yield AppendEvent(NodeLost(token=token, node=node, agent=None, reason=reason))
+            yield AppendEvent(
+                NodeLost(token=token, node=node, agent=None, reason=reason, is_unusable=True)
+            )
 
 
 def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
