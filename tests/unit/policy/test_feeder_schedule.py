@@ -207,6 +207,13 @@ def test_a_machine_whose_environment_cannot_be_set_up_is_lost() -> None:
     assert action_of(a_run((1, 1), machines=1), state) == AppendEvent(lost)
 
 
+def test_the_machine_of_the_leader_is_not_lost_for_its_environment() -> None:
+    failure = RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
+    broken = feeder(0, is_listening=False, node_failure=failure)
+    state = observed(None, broken, agent_id=agent_of(0))
+    assert isinstance(action_of(a_run((1, 1), machines=1), state), Wait)
+
+
 def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
     between = a_run((2, 4), round=None)
     state = observed(None, phase=NoRound(since=NOW))
