@@ -20,6 +20,8 @@ class UnsupportedName(NamedTuple):
     do: str
     moved_to: str = ""
     """The module of spotfit that has the name, or ''."""
+    new_name: str = ""
+    """Its name there; '' if it is the same."""
 
 
 def _moved(name: str, module: str) -> UnsupportedName:
@@ -52,6 +54,8 @@ _NO_FRAMEWORK_PREDICTOR = UnsupportedName(
 _TRANSFORMERS_TRAINER = UnsupportedName(
     "It is an earlier name of TransformersTrainer.",
     "Use spotfit.huggingface.TransformersTrainer.",
+    moved_to="spotfit.huggingface",
+    new_name="TransformersTrainer",
 )
 _REINFORCEMENT_LEARNING = UnsupportedName(
     "RLlib runs on actors of Ray, and its trainer was removed from Ray, too.",
