@@ -11,18 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import spotfit
 from spotfit.torch import enable_reproducibility
-from tests.gpu.scenarios import (
-    BATCH,
-    EPOCHS,
-    SAVE_EVERY,
-    Config,
-    a_model,
-    die_once,
-    digest,
-    parent_process,
-    record,
-    some_data,
-)
+from tests.gpu.records import Config, die_once, parent_process, record
+from tests.gpu.scenarios import BATCH, EPOCHS, SAVE_EVERY, a_model, digest, some_data
 
 
 def train_with_lightning(config: Config) -> dict[str, Any]:

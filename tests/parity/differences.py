@@ -104,6 +104,8 @@ V1_DIFFERENCES: Mapping[str, str] = {
     "`Accelerator(...)`.",
     "BatchPredictor": "`predict` returns a `PredictionResult`; `predict_pipelined`, "
     "`from_pandas_udf` and `ray_remote_args` raise an error with the way out.",
+    "HuggingFaceTrainer": f"It has the later name only. {_OF_TRAIN_V2}: `train_loop_per_worker` "
+    "instead of `trainer_init_per_worker`.",
     "LightningTrainer": f"{_OF_TRAIN_V2}: `train_loop_per_worker` instead of `lightning_config`.",
     "Predictor": "Without `from_pandas_udf` and `preferred_batch_format`: `spotfit.predict` takes "
     "functions and `batch_format=`.",

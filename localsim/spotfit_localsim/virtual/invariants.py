@@ -21,6 +21,7 @@ from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
+    FeedersStopped,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -426,6 +427,7 @@ class InvariantChecker:
         | ValidationStarted
         | ValidationEnded
         | TrainingEnded
+        | FeedersStopped
         | FitEnded
         | MachinesChosen
         | MachinesObserved
@@ -476,6 +478,8 @@ class InvariantChecker:
             case MachinesObserved(times=times):
                 unknown = times.keys() - view.usage.groups.keys()
                 return f"{', '.join(unknown)} has no machines" if unknown else None
+            case FeedersStopped():
+                return "feeders were stopped before" if view.feeders_stopped else None
             case PricesChanged():
                 return None
         assert_never(event)
@@ -535,6 +539,8 @@ class InvariantChecker:
         feeders = view.spec.feeders if isinstance(view, View) else None
         if feeders is None or view.round is None:
             return "machine for feeders planned without a round that uses them"
+        if view.feeders_stopped:
+            return "machine for feeders planned after their stop"
         groups = [one for one in view.groups.values() if one.role == "feed" and one.active_nodes]
         spare = len(groups) - len(view.notices) - feeders.max_nodes + 1
         return f"{spare} machines for feeders more than the maximum" if spare > 0 else None

@@ -11,6 +11,7 @@ from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    FeedersStopped,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -159,6 +160,8 @@ def describe_event(event: JournalEvent) -> str:
             return f"training ended: {ended.outcome} {ended.reason} {ended.metrics}"
         case MachinesChosen(workers=workers, standing_offer=standing, reason=reason):
             return f"machines chosen: {workers}, standing {standing!r}: {reason}"
+        case FeedersStopped(reason=reason):
+            return f"no further feeders: {reason}"
         case CancelRequested(reason=reason):
             return f"cancel requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, metrics=metrics):

@@ -82,6 +82,7 @@ def of_status(status: RunStatus, url: str) -> dict[str, Any]:
         "metrics": status.progress.metrics,
         "checkpoints": status.checkpoints,
         "failures": status.failures,
+        "feeders_stopped": status.feeders_stopped or None,
         "is_verified": status.is_verified,
         "run_id": status.run_id,
         "provisioner": status.provisioner,

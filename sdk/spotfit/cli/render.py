@@ -162,6 +162,9 @@ def status(run: RunStatus, url: str) -> None:
     if run.save_reason:
         _print_row("", f"[dim]saved: {_escape(run.save_reason)}[/dim]")
     _print_row("failures", failures or "none")
+    if run.feeders_stopped:
+        reason = _escape(run.feeders_stopped)
+        _print_row("feeders", f"[yellow]no further machines:[/yellow] {reason}")
     if is_bill_shown(run.cost, run.provisioner):
         _print_row("cost", _escape(format_bill(run.cost)))
         for line in list_offer_lines(run.cost):

@@ -45,6 +45,7 @@ from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
+    FeedersStopped,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -185,6 +186,8 @@ def format_event(event: JournalEvent) -> str:
             standing = event.standing_offer
             also = f", and {standing} once it is available" if standing else ""
             return f"machines chosen: {names}{also} ({reason})"
+        case FeedersStopped(reason=reason):
+            return f"no further machines for feeders are requested, workers do without: {reason}"
         case CancelRequested(reason=reason):
             return f"cancellation requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):

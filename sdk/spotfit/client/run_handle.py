@@ -100,6 +100,8 @@ class RunStatus:
     """Number of failures by cause."""
     reason: str = ""
     """Why the run ended, or the latest refusal of machines."""
+    feeders_stopped: str = ""
+    """Why no further machines for feeders are requested; '' if they are, and without feeders."""
     save_reason: str = ""
     """Why a Checkpointer saved the latest checkpoint at that step."""
     started_at_ms: int = 0
@@ -210,6 +212,7 @@ class RunHandle:
             checkpoints=tuple(checkpoint.name for checkpoint in view.checkpoints),
             failures={cause.value: count for cause, count in view.failure_counts.items()},
             reason=view.fit_end.reason if view.fit_end else view.waiting_reason,
+            feeders_stopped=view.feeders_stopped,
             save_reason=view.checkpoints[-1].reason if view.checkpoints else "",
             started_at_ms=view.fit_started_at_ms,
             ended_at_ms=view.fit_ended_at_ms,

@@ -19,8 +19,8 @@ def lazy_names(
     """Return `__getattr__` and `__dir__` of the package (PEP 562).
 
     `modules` has the module of each public name. `__getattr__` imports it and stores the value in
-    the package, so that later accesses do not call it. Raises `UnsupportedNameError` for names of
-    Ray that the package does not have, and `AttributeError` for others.
+    the package, so that later accesses do not call it. Raises what `missing_attribute_error`
+    returns for names that the package does not have.
     """
 
     def get_name(name: str) -> Any:

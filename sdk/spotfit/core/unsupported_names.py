@@ -5,7 +5,9 @@ Read by the `__getattr__` of the modules, by `python -m spotfit.migrate` and by 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import NamedTuple
 
 from spotfit.core.errors import UnsupportedNameError
@@ -18,6 +20,8 @@ class UnsupportedName(NamedTuple):
     do: str
     moved_to: str = ""
     """The module of spotfit that has the name, or ''."""
+    new_name: str = ""
+    """Its name there; '' if it is the same."""
 
 
 def _moved(name: str, module: str) -> UnsupportedName:
@@ -50,6 +54,8 @@ _NO_FRAMEWORK_PREDICTOR = UnsupportedName(
 _TRANSFORMERS_TRAINER = UnsupportedName(
     "It is an earlier name of TransformersTrainer.",
     "Use spotfit.huggingface.TransformersTrainer.",
+    moved_to="spotfit.huggingface",
+    new_name="TransformersTrainer",
 )
 _REINFORCEMENT_LEARNING = UnsupportedName(
     "RLlib runs on actors of Ray, and its trainer was removed from Ray, too.",
@@ -173,14 +179,31 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, str] = {
 
 
 def missing_attribute_error(module: str, name: str) -> AttributeError | UnsupportedNameError:
-    """Return what the `__getattr__` of a module raises for a name that the module does not have.
+    """Return what the `__getattr__` of a package raises for a name that it does not have.
 
-    An `UnsupportedNameError` for a name of Ray: `from module import name` replaces any
-    AttributeError by a message of its own.
+    An AttributeError, which has the remedy if the name is one of Ray. For `from module import name`
+    of such a name an `UnsupportedNameError`: an AttributeError would lose its text. To be called by
+    `__getattr__` itself.
     """
     unsupported = UNSUPPORTED_NAMES.get(module, {}).get(name)
     if unsupported is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
-    return UnsupportedNameError(
+    error = UnsupportedNameError(
         f"{module} has no {name}. {unsupported.reason}", do=unsupported.do, name=name
+    )
+    caller = sys._getframe(2)  # noqa: SLF001 # documented; `inspect` is slow to import
+    return error if _is_from_import(caller) else AttributeError(str(error))
+
+
+def _is_from_import(caller: FrameType) -> bool:
+    """Whether `caller`, which has accessed an attribute of a package, is a `from` import.
+
+    Before it imports a missing name as a submodule, the import system asks for it with `hasattr`,
+    in this function of CPython, which any exception but an AttributeError leaves. In another Python
+    the import raises an ImportError without the remedy.
+    """
+    code = caller.f_code
+    return (code.co_name, code.co_filename) == (
+        "_handle_fromlist",
+        "<frozen importlib._bootstrap>",
     )

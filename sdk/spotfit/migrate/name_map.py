@@ -194,7 +194,8 @@ def find_counterpart(path: DottedName) -> SpotfitName | NoCounterpart:
         if part in names:
             return SpotfitName(module, part, len(ray_module) + at + 1)
         if part in unsupported and (moved_to := unsupported[part].moved_to):
-            return SpotfitName(moved_to, part, len(ray_module) + at + 1)
+            new_name = unsupported[part].new_name or part
+            return SpotfitName(moved_to, new_name, len(ray_module) + at + 1)
         if part in unsupported:
             return NoCounterpart(_explain_unsupported(module, part))
         # Of internal modules, scripts commonly import Checkpoint from ray.train._checkpoint.

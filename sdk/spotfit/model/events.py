@@ -186,8 +186,8 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """Whether the leader releases the machine because the backend granted too few for a round: all
     are requested again, after a pause."""
     is_unusable: bool = False
-    """Whether the machine has started in another network, but could train nothing: its environment
-    could not be set up, or no round could be opened in its network."""
+    """Whether the machine has started, but was of no use: its environment could not be set up, or
+    no round could be opened in its network, another one than the leader's."""
     times: MachineTimes | None = None
     """What was not recorded before; None if nothing is known."""
 
@@ -354,6 +354,12 @@ class ValidationEnded(msgspec.Struct, frozen=True, kw_only=True, tag="validation
     reason: str = ""
 
 
+class FeedersStopped(msgspec.Struct, frozen=True, kw_only=True, tag="feeders_stopped"):
+    """No further machines for feeders are requested in this fit: none of the last has worked."""
+
+    reason: str
+
+
 class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_requested"):
     """Cancellation of the run was requested."""
 
@@ -453,6 +459,7 @@ JournalEvent = (
     | ValidationStarted
     | ValidationEnded
     | TrainingEnded
+    | FeedersStopped
     | CancelRequested
     | FitEnded
     | MachinesChosen

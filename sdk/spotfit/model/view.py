@@ -30,6 +30,7 @@ from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
+    FeedersStopped,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -89,6 +90,29 @@ class AgentCrashes(msgspec.Struct, frozen=True, kw_only=True):
     recorded_slot: int = -1
     """The slot of the last recorded crash."""
     latest: AgentCrash | None = None
+
+
+class FeederFailures(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines for feeders that have failed since one has last worked in this fit."""
+
+    refusals: int = 0
+    """Those that were refused or failed while booting."""
+    boot_failures: int = 0
+    """Those that were granted."""
+    failed_starts: int = 0
+    """Those that ended with an error, or whose environment could not be set up."""
+    last: NodeLost | None = None
+    """The last granted one."""
+
+    def with_loss(self, event: NodeLost) -> FeederFailures:
+        """Return the failures after the loss of a machine that had not worked."""
+        is_failed_start = event.is_failed_start or event.is_unusable
+        return FeederFailures(
+            refusals=self.refusals + 1,
+            boot_failures=self.boot_failures + (not event.is_withdrawn_request),
+            failed_starts=self.failed_starts + is_failed_start,
+            last=self.last if event.is_withdrawn_request else event,
+        )
 
 
 class MissingAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,10 +309,11 @@ class JournalView(msgspec.Struct, frozen=True, kw_only=True):
     permanent_validator_refusals: int = 0
     """`permanent_refusals` of machines for validations."""
     last_validator_refusal: str | None = None
-    feeder_refusals: int = 0
-    """Consecutive machines for feeders that were refused or failed while booting."""
+    feeder_failures: FeederFailures = FeederFailures()
     feeder_releases: int = 0
-    """Number of releases of such machines in this fit."""
+    """Number of releases of machines for feeders in this fit."""
+    feeders_stopped: str = ""
+    """Why no further machines for feeders are requested; '' if they are."""
     pending_fit_end: FitEnded | None = None
     """The outcome of the training, recorded once all validations are finished."""
     lifetimes: LifetimeHistogram = LifetimeHistogram()
@@ -510,6 +535,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
             return _apply_checkpoint_event(view, event)
         case TrainingEnded(fit_end=fit_end):
             return replace(view, pending_fit_end=fit_end, round=None)
+        case FeedersStopped(reason=reason):
+            return replace(view, feeders_stopped=reason)
         case CancelRequested(reason=reason, save=save):
             # A request without a save also ends the wait of an earlier one, never the reverse.
             saves = save and (view.cancel_reason is None or view.saves_before_cancel)
@@ -661,7 +688,7 @@ def _apply_group_event(
             return replace(
                 settled,
                 groups={**view.groups, **released},
-                feeder_refusals=0 if has_fed else view.feeder_refusals,
+                feeder_failures=FeederFailures() if has_fed else view.feeder_failures,
                 feeder_releases=view.feeder_releases + has_fed,
             )
         case NodeLost():
@@ -686,7 +713,9 @@ def _refuse_group(view: JournalView, event: GroupRefused) -> JournalView:
             last_validator_refusal=event.reason,
         )
     if group.role == "feed":
-        return replace(refused, feeder_refusals=view.feeder_refusals + 1)
+        failures = view.feeder_failures
+        counted = replace(failures, refusals=failures.refusals + 1)
+        return replace(refused, feeder_failures=counted)
     # A fit whose machines have trained had valid credentials and quota: it may have them again.
     has_trained = view.round_opened_slot >= 0
     # The refusals of each offer are in `JournalView.market`.
@@ -718,9 +747,10 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
     if group.role == "feed":
-        refusals = view.feeder_refusals + 1 if event.agent is None else 0
-        lost_agents = view.lost_agents | ({event.agent} if event.agent else set())
-        return replace(after, feeder_refusals=refusals, lost_agents=lost_agents)
+        if event.agent is None:
+            return replace(after, feeder_failures=view.feeder_failures.with_loss(event))
+        lost_agents = view.lost_agents | {event.agent}
+        return replace(after, feeder_failures=FeederFailures(), lost_agents=lost_agents)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
         # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
         added = 0 if group.lost_nodes else 1

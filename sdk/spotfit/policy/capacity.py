@@ -68,7 +68,7 @@ _MAX_PERMANENT_REFUSALS = 15
 # Machines that end while booting usually have a wrong image or no permissions, which a retry does
 # not change. The limit is high because a bad host or a slow registry can fail several boots in a
 # row.
-_MAX_BOOT_FAILURES_PER_NODE = 20
+MAX_BOOT_FAILURES_PER_NODE = 20
 
 _REPLACED = "it was replaced after its preemption notice"
 _MOVED = "it was replaced by machines of another offer"
@@ -556,7 +556,7 @@ def boot_failure_reason(view: View) -> str | None:
     if view.spec.cost.chooses_offers and view.has_started_agent:
         return None
     group_sizes = [group.plan.num_nodes for group in view.groups.values() if group.role == "train"]
-    if view.boot_failures <= _MAX_BOOT_FAILURES_PER_NODE * max(group_sizes, default=1):
+    if view.boot_failures <= MAX_BOOT_FAILURES_PER_NODE * max(group_sizes, default=1):
         return None
     return f"{view.boot_failures} machines in a row terminated before their agents joined"
 

@@ -11,9 +11,18 @@ maximum, their number follows the share of time for which workers wait for rows:
     not measured for a minute    | unchanged, at least the minimum
 
 The measurement begins again with every change of the machines. Each release doubles the time until
-the next one, because the workers may wait again without the machine. A lost machine, also one whose
-environment could not be set up, or one with a preemption notice is replaced. Feeders hold no state,
-so nothing has to be saved before their release (docs/decisions/0077).
+the next one, because the workers may wait again without the machine. A lost machine, or one with a
+preemption notice, is replaced. Feeders hold no state, so nothing has to be saved before their
+release (docs/decisions/0077).
+
+Machines that fail before they work are replaced as often in a row as those of workers, with pauses.
+Then the fit requests none any more, and the workers transform their rows themselves:
+
+    loss of a machine that has not worked            | limit in a row
+    -------------------------------------------------|------------------------------------------
+    its environment or its agent could not start     | `retry_budget.failed_start_limit`
+    any, other than a refusal                        | `capacity.MAX_BOOT_FAILURES_PER_NODE`
+    refused, or withdrawn before it has run          | none: it costs nothing
 """
 
 from __future__ import annotations
@@ -23,11 +32,12 @@ from typing import NamedTuple
 
 from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.units import format_count
+from spotfit.model.events import FeedersStopped
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
 from spotfit.policy import capacity, retry_budget
-from spotfit.policy.actions import LeaderAction, ReleaseGroups, RequestMachines, Wait
+from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
 
 # Below, a further machine would save less of the accelerators' time than noise.
 _MIN_WAIT_SHARE_TO_GROW = 0.05
@@ -89,22 +99,31 @@ def feeder_addresses(view: View, state: LeaderState) -> tuple[FeederAddress, ...
 def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Yield the request for one machine if the feeders are to have more than they have.
 
-    Yields a `Wait` during the pause after refused machines. `now` is the leader's `Clock.now()` in
-    seconds. A rule of `scheduler.next_action`.
+    Yields a `Wait` during the pause after failed machines, and the `FeedersStopped` after which
+    none are requested, once too many have failed in a row and none is left. `now` is the leader's
+    `Clock.now()` in seconds. A rule of `scheduler.next_action`.
     """
     # Without a round they would have nothing to do, and their quota may be that of the workers.
-    if view.spec.feeders is None or view.round is None:
+    if view.spec.feeders is None or view.round is None or view.feeders_stopped:
         return
     wanted, reason = feeder_count(view, state)
-    if wanted <= len(capacity.staying_nodes(view, state, "feed")):
+    staying = len(capacity.staying_nodes(view, state, "feed"))
+    if wanted <= staying:
         return
-    request_at = float("-inf")
-    if "feed" in state.refused_at and view.feeder_refusals > 0:
+    # Where one works, the environment can be set up.
+    failure = None if feeder_addresses(view, state) else _failure_reason(view)
+    if failure is not None:
+        # Others may still start.
+        if not staying:
+            yield AppendEvent(FeedersStopped(reason=failure))
+        return
+    request_at, refusals = float("-inf"), view.feeder_failures.refusals
+    if "feed" in state.refused_at and refusals > 0:
         request_at = state.refused_at["feed"] + exponential_backoff_s(
-            view.feeder_refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
+            refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
         )
     if now < request_at:
-        yield Wait(request_at, f"a machine for feeders was refused {view.feeder_refusals} times")
+        yield Wait(request_at, f"a machine for feeders was refused {refusals} times")
     else:
         yield RequestMachines(1, f"{format_count(wanted, 'machine')} for feeders: {reason}", "feed")
 
@@ -136,6 +155,19 @@ def release_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
         yield ReleaseGroups(max(candidates, key=lambda one: view.groups[one].planned_slot))
     elif view.round is None and idle_until is not None:
         yield Wait(idle_until, "no round is open, so feeders have nothing to do")
+
+
+def _failure_reason(view: View) -> str | None:
+    """Why no further machines should be requested: too many have failed in a row; else None."""
+    failures = view.feeder_failures
+    if failures.failed_starts > retry_budget.failed_start_limit(view):
+        text = f"{format_count(failures.failed_starts, 'machine')} in a row could not start feeders"
+    elif failures.boot_failures > capacity.MAX_BOOT_FAILURES_PER_NODE:
+        text = f"{failures.boot_failures} machines in a row ended before their agents joined"
+    else:
+        return None
+    assert failures.last is not None
+    return f"{text}, the last is {failures.last.token}/{failures.last.node}: {failures.last.reason}"
 
 
 def _is_training_over(view: View) -> bool:

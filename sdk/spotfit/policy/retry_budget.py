@@ -336,7 +336,7 @@ def fit_ended_by_failed_starts(view: View) -> FitEnded | None:
     while no agent of the fit has ever started: a single broken machine ends no run. A machine that
     waits for capacity, boots or was preempted is no failed start. `metrics` is left to the caller.
     """
-    lost, limit = view.last_failed_start, _own_limit(view, MAX_FAILED_STARTS)
+    lost, limit = view.last_failed_start, failed_start_limit(view)
     if lost is None or view.failed_starts <= limit:
         return None
     reason = (
@@ -345,6 +345,14 @@ def fit_ended_by_failed_starts(view: View) -> FitEnded | None:
     )
     text = lost.crash.traceback_text if lost.crash else "\n".join(lost.output)
     return _ended_by_platform(reason, text, f"{lost.token}/{lost.node}")
+
+
+def failed_start_limit(view: View) -> int:
+    """Return how many starts of machines may fail in a row, of workers' and of feeders' machines.
+
+    `MAX_FAILED_STARTS`, or `FailureLimits.platform` if that is less.
+    """
+    return _own_limit(view, MAX_FAILED_STARTS)
 
 
 def unreachable_remedy(what: Unreachable) -> str:

@@ -247,16 +247,19 @@ def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[L
 def _record_unusable_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """The loss of each machine for validations or feeders that cannot set up the environment.
 
-    It names no agent, like that of a machine lost while booting, and delays the next request like a
-    refused machine. Such a machine of workers ends the fit.
+    Excludes the leader's own machine, which is needed while it leads. The loss names no agent, like
+    that of a machine lost while booting, and delays the next request like a refused machine. Such a
+    machine of workers ends the fit.
     """
     roles: tuple[Role, ...] = ("validate", "feed")
     for status in chain.from_iterable(capacity.usable_members(view, state, one) for one in roles):
-        if status.node_failure is not None:
+        if status.node_failure is not None and status.member.agent != state.agent_id:
             lines = status.node_failure.message.strip().splitlines() or ["unknown reason"]
             reason = f"its environment could not be set up: {lines[-1]}"
             token, node = status.member.token, status.member.node
-            yield AppendEvent(NodeLost(token=token, node=node, agent=None, reason=reason))
+            yield AppendEvent(
+                NodeLost(token=token, node=node, agent=None, reason=reason, is_unusable=True)
+            )
 
 
 def _record_waiting_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:

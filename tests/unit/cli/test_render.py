@@ -42,6 +42,14 @@ def test_the_reason_of_the_latest_save_is_printed(capsys: pytest.CaptureFixture[
     assert lines[5:7] == ["checkpoints  2, latest b", f"             saved: {why}"]
 
 
+def test_the_reason_why_no_feeders_are_requested_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    why = "3 machines in a row could not start feeders"
+    render.status(replace(EMPTY, feeders_stopped=why), "s3://bucket/digits")
+    assert capsys.readouterr().out.splitlines()[-1] == f"feeders      no further machines: {why}"
+
+
 def test_start_duration_and_progress_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     run = replace(
         EMPTY,
@@ -120,6 +128,7 @@ def test_control_characters_are_printed_by_no_command(capsys: pytest.CaptureFixt
         reason=HOSTILE,
         checkpoints=(HOSTILE,),
         save_reason=HOSTILE,
+        feeders_stopped=HOSTILE,
         progress=ReportedProgress(step=1, metrics={HOSTILE: HOSTILE}),
         cost=a_bill(structs.replace(UNPRICED, offer=HOSTILE)),
     )

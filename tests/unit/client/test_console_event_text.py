@@ -58,6 +58,10 @@ def golden(kind: str) -> list[JournalEvent]:
         ("validation_started", "validation of checkpoint epoch-3 started {reason}"),
         ("validation_ended", "validation of checkpoint epoch-3 succeeded"),
         ("training_ended", "training finished; validations of the last checkpoints are pending"),
+        (
+            "feeders_stopped",
+            "no further machines for feeders are requested, workers do without: {reason}",
+        ),
         ("cancel_requested", "cancellation requested: {reason}"),
         ("fit_ended", "run cancelled: {reason}"),
         ("machines_observed", "observed machines: 2 started, 2 ended"),

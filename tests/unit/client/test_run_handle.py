@@ -31,6 +31,7 @@ from spotfit.ledger import keys
 from spotfit.model.events import (
     CancelRequested,
     FailureCause,
+    FeedersStopped,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -98,6 +99,13 @@ def test_status_has_the_reason_of_the_latest_save(harness: ClientHarness) -> Non
     assert handle.status().save_reason == "an epoch has ended"
     harness.append_as_agent(a_committed_checkpoint("own", report_index=1))
     assert handle.status().save_reason == "", "a report has no reason"
+
+
+def test_status_has_the_reason_why_feeders_are_stopped(harness: ClientHarness) -> None:
+    handle = start_run(harness.request())
+    assert handle.status().feeders_stopped == ""
+    harness.append_as_agent(FeedersStopped(reason="no torch"))
+    assert handle.status().feeders_stopped == "no torch"
 
 
 def test_attached_handles_have_the_same_status(harness: ClientHarness) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from spotfit.core.errors import UnsupportedNameError
 from spotfit.core.lazy_names import is_loaded_instance
 
 PACKAGE = """
@@ -39,13 +38,6 @@ def test_another_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="'lazy_package_of_test' has no attribute 'question'"):
         lazy_package_of_test.question  # noqa: B018
-
-
-def test_a_name_of_ray_is_an_import_error_with_the_way_out() -> None:
-    with pytest.raises(UnsupportedNameError, match=r"It is in spotfit\.prediction") as raised:
-        from spotfit.xgboost import XGBoostPredictor  # noqa: F401
-    assert isinstance(raised.value, ImportError)
-    assert raised.value.do == "Use spotfit.prediction.XGBoostPredictor."
 
 
 def test_completion_offers_public_names_only() -> None:

@@ -134,6 +134,42 @@ def test_a_script_of_transformers_trainer_names_the_renamed_arguments() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "from ray.train.huggingface import HuggingFaceTrainer\nHuggingFaceTrainer(make)\n",
+            "from spotfit.huggingface import TransformersTrainer as HuggingFaceTrainer\n"
+            "HuggingFaceTrainer(make)\n",
+        ),
+        (
+            "from ray.train.huggingface import HuggingFaceTrainer as Trainer\nTrainer(make)\n",
+            "from spotfit.huggingface import TransformersTrainer as Trainer\nTrainer(make)\n",
+        ),
+        (
+            "import ray.train.huggingface as hf\nhf.HuggingFaceTrainer(make)\n",
+            "import spotfit.huggingface as hf\nhf.TransformersTrainer(make)\n",
+        ),
+        (
+            "from ray import train\ntrain.huggingface.HuggingFaceTrainer(make)\n",
+            "import spotfit as train\ntrain.huggingface.TransformersTrainer(make)\n",
+        ),
+    ],
+)
+def test_an_earlier_name_of_a_trainer_is_replaced(before: str, after: str) -> None:
+    assert migrated_text(before) == after
+    assert manual_work(before) == []
+    assert migrated_text(after) == after
+
+
+def test_arguments_of_an_earlier_name_of_a_trainer_are_named() -> None:
+    script = """
+        from ray.train.huggingface import HuggingFaceTrainer
+        HuggingFaceTrainer(trainer_init_config={})
+    """
+    assert manual_work(script) == ["3: TransformersTrainer(trainer_init_config=...)"]
+
+
 def test_a_script_of_horovod_trainer_is_migrated() -> None:
     script = """
         import horovod.torch as hvd

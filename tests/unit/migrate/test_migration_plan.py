@@ -259,10 +259,6 @@ def test_a_missing_name_of_a_mapped_module_is_reported() -> None:
         ("import ray\nT = ray.train.mosaic.MosaicTrainer", "ray.train.mosaic.MosaicTrainer"),
         ("from ray.train.base_trainer import BaseTrainer", "ray.train.base_trainer.BaseTrainer"),
         ("from ray.train.rl import RLTrainer", "ray.train.rl.RLTrainer"),
-        (
-            "from ray.train.huggingface import HuggingFaceTrainer",
-            "ray.train.huggingface.HuggingFaceTrainer",
-        ),
     ],
 )
 def test_a_script_with_an_unsupported_trainer_is_unchanged(trainer: str, reported: str) -> None:

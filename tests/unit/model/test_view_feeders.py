@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
     FailureCause,
+    FeedersStopped,
     FitStarted,
     GroupPlanned,
     GroupRefused,
@@ -16,6 +20,7 @@ from spotfit.model.events import (
     NodeLost,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.view import FeederFailures
 from spotfit.testing.builders import a_spec, fold_events
 
 FIRST, SECOND = Token("t-f1"), Token("t-f2")
@@ -50,20 +55,53 @@ STARTED = FitStarted(spec=a_spec())
 def test_refused_machines_count_apart_from_those_of_workers(is_final: bool) -> None:
     refused = GroupRefused(token=FIRST, reason="no quota", is_final=is_final)
     view = fold_events(STARTED, planned(FIRST), refused)
-    assert (view.feeder_refusals, view.refusals, view.final_refusal) == (1, 0, None)
+    assert view.feeder_failures == FeederFailures(refusals=1)
+    assert (view.refusals, view.final_refusal) == (0, None)
 
 
 def test_a_failed_start_counts_as_refused_and_not_as_a_boot_failure() -> None:
     view = fold_events(STARTED, *granted(FIRST), lost(None))
-    assert (view.feeder_refusals, view.boot_failures) == (1, 0)
+    counted = FeederFailures(refusals=1, boot_failures=1, last=lost(None))
+    assert (view.feeder_failures, view.boot_failures) == (counted, 0)
     view = fold_events(*granted(SECOND), view=view)
-    assert view.feeder_refusals == 1, "a grant is no start"
+    assert view.feeder_failures == counted, "a grant is no start"
+
+
+@pytest.mark.parametrize(
+    ("fields", "boot_failures", "failed_starts"),
+    [
+        ({"is_failed_start": True}, 1, 1),
+        ({"is_unusable": True}, 1, 1),
+        ({}, 1, 0),
+        ({"cause": FailureCause.PREEMPTION}, 0, 0),
+    ],
+    ids=["ended with an error", "environment", "ended", "withdrawn request"],
+)
+def test_losses_before_the_start_are_counted_by_kind(
+    fields: dict[str, Any], boot_failures: int, failed_starts: int
+) -> None:
+    view = fold_events(STARTED, *granted(FIRST), replace(lost(None), **fields))
+    failures = view.feeder_failures
+    assert failures.refusals == 1
+    assert (failures.boot_failures, failures.failed_starts) == (boot_failures, failed_starts)
+
+
+def test_a_release_of_a_machine_resets_the_failures() -> None:
+    failed = replace(lost(None), is_failed_start=True)
+    view = fold_events(STARTED, *granted(FIRST), failed, *granted(SECOND))
+    assert fold_events(GroupsReleased(token=SECOND), view=view).feeder_failures == FeederFailures()
+
+
+def test_the_reason_of_the_stop_lasts_until_the_next_fit() -> None:
+    view = fold_events(STARTED, FeedersStopped(reason="no torch"))
+    assert view.feeders_stopped == "no torch"
+    assert fold_events(STARTED, view=view).feeders_stopped == ""
 
 
 def test_the_loss_of_a_machine_that_had_started_is_charged_to_nothing() -> None:
     view = fold_events(STARTED, planned(SECOND), GroupRefused(token=SECOND, reason="full"))
     view = fold_events(*granted(FIRST), lost("f1"), view=view)
-    assert view.feeder_refusals == 0
+    assert view.feeder_failures == FeederFailures()
     assert (view.failure_counts, view.platform_outages) == ({}, frozenset())
     assert AgentId("f1") in view.lost_agents
     assert not view.groups[FIRST].active_nodes

@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 
 from spotfit.core.ids import AgentId, Token
-from spotfit.model.events import FitEnded, NodeLost, RankFailure
+from spotfit.model.events import (
+    FeedersStopped,
+    FitEnded,
+    GroupPlanned,
+    GroupsReleased,
+    GroupSubmitted,
+    NodeLost,
+    RankFailure,
+)
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.model.leader_state import LeaderState, MemberStatus, NoRound
-from spotfit.model.spec import FeederSpec
+from spotfit.model.spec import FailureLimits, FeederSpec
 from spotfit.model.topology import FeederAddress
-from spotfit.model.view import MachineGroup, View
+from spotfit.model.view import FeederFailures, MachineGroup, View
 from spotfit.policy.actions import (
     AppendEvent,
     LeaderAction,
@@ -34,6 +43,7 @@ from spotfit.testing.builders import (
     a_training,
     a_view,
     an_agent_id,
+    fold_events,
     member_statuses,
 )
 
@@ -193,8 +203,15 @@ def test_a_machine_whose_environment_cannot_be_set_up_is_lost() -> None:
     failure = RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
     state = observed(None, feeder(0, is_listening=False, node_failure=failure))
     reason = "its environment could not be set up: ShippingError: no torch"
-    lost = NodeLost(token=token_of(0), node=0, agent=None, reason=reason)
+    lost = NodeLost(token=token_of(0), node=0, agent=None, reason=reason, is_unusable=True)
     assert action_of(a_run((1, 1), machines=1), state) == AppendEvent(lost)
+
+
+def test_the_machine_of_the_leader_is_not_lost_for_its_environment() -> None:
+    failure = RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
+    broken = feeder(0, is_listening=False, node_failure=failure)
+    state = observed(None, broken, agent_id=agent_of(0))
+    assert isinstance(action_of(a_run((1, 1), machines=1), state), Wait)
 
 
 def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
@@ -210,10 +227,88 @@ def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
 def test_refused_machines_are_requested_after_a_growing_pause(
     refusals: int, pause_s: float
 ) -> None:
-    view = a_run((1, 1), feeder_refusals=refusals)
+    view = a_run((1, 1), feeder_failures=FeederFailures(refusals=refusals))
     state = observed(None, refused_at={"feed": NOW})
     assert isinstance(action_of(view, state, NOW + pause_s - 0.1), Wait)
     assert isinstance(action_of(view, state, NOW + pause_s), RequestMachines)
+
+
+def failed(starts: int, *, boot_failures: int = 0) -> FeederFailures:
+    """The failures after `starts` failed starts in a row, or `boot_failures` other losses."""
+    lost = NodeLost(token=token_of(9), node=0, agent=None, reason="no torch", is_unusable=True)
+    boots = max(starts, boot_failures)
+    return FeederFailures(refusals=boots, boot_failures=boots, failed_starts=starts, last=lost)
+
+
+@pytest.mark.parametrize(
+    ("failures", "reason"),
+    [
+        (failed(3), "3 machines in a row could not start feeders, the last is t-f9/0: no torch"),
+        (
+            failed(0, boot_failures=21),
+            "21 machines in a row ended before their agents joined, the last is t-f9/0: no torch",
+        ),
+    ],
+    ids=["failed starts", "boot failures"],
+)
+def test_no_machines_are_requested_after_too_many_have_failed(
+    failures: FeederFailures, reason: str
+) -> None:
+    view = a_run((1, 1), feeder_failures=failures)
+    assert action_of(view, observed(None)) == AppendEvent(FeedersStopped(reason=reason))
+    stopped = fold_events(FeedersStopped(reason=reason), view=view)
+    assert isinstance(action_of(stopped, observed(1.0)), Wait)
+
+
+def test_an_environment_that_cannot_be_set_up_costs_three_machines() -> None:
+    view = a_run((1, 1))
+    failure = RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
+    for number in range(3):
+        assert isinstance(action_of(view, observed(None)), RequestMachines)
+        token = token_of(number)
+        request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
+        plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
+        handle = GroupHandle(token=token, provisioner="local", name="g")
+        submitted = GroupSubmitted(token=token, handle=handle)
+        view = fold_events(GroupPlanned(request=request, plan=plan), submitted, view=view)
+        broken = feeder(number, is_listening=False, node_failure=failure)
+        lost = action_of(view, observed(None, broken))
+        assert isinstance(lost, AppendEvent)
+        view = fold_events(lost.event, GroupsReleased(token=token), view=view)
+    stopped = action_of(view, observed(None))
+    assert isinstance(stopped, AppendEvent)
+    assert isinstance(stopped.event, FeedersStopped)
+
+
+@pytest.mark.parametrize("failures", [failed(2), failed(0, boot_failures=20)])
+def test_fewer_failed_machines_are_replaced(failures: FeederFailures) -> None:
+    view = a_run((1, 1), feeder_failures=failures)
+    assert isinstance(action_of(view, observed(None)), RequestMachines)
+
+
+@pytest.mark.parametrize(("limit", "is_stopped"), [(0, True), (1, False), (-1, False)])
+def test_a_smaller_limit_of_the_user_applies(limit: int, is_stopped: bool) -> None:
+    limits = FailureLimits(platform=limit)
+    spec = a_spec(feeders=FeederSpec(min_nodes=1, max_nodes=1), failure_limits=limits)
+    view = a_run(spec=spec, feeder_failures=failed(1))
+    assert isinstance(action_of(view, observed(None)), AppendEvent) == is_stopped
+
+
+def test_refused_machines_are_requested_without_a_limit() -> None:
+    view = a_run((1, 1), feeder_failures=FeederFailures(refusals=1000))
+    assert isinstance(action_of(view, observed(None)), RequestMachines)
+
+
+def test_machines_that_still_start_are_awaited_before_the_stop() -> None:
+    view = a_run((2, 2), machines=1, feeder_failures=failed(3))
+    assert isinstance(action_of(view, observed(None)), Wait)
+    starting = feeder(0, is_listening=False)
+    assert isinstance(action_of(view, observed(None, starting)), Wait)
+
+
+def test_where_a_machine_works_failed_ones_are_replaced() -> None:
+    view = a_run((2, 2), machines=1, feeder_failures=failed(3))
+    assert isinstance(action_of(view, observed(None, feeder(0))), RequestMachines)
 
 
 # --- releases -----------------------------------------------------------------------------------

@@ -267,7 +267,8 @@ def test_an_unusable_machine_counts_as_a_boot_failure() -> None:
     )
     action = next_action_of(a_run(groups=BOTH), busy_workers(validator(node_failure=failure)))
     why = "its environment could not be set up: ShippingError: torch is not installed"
-    assert action == AppendEvent(NodeLost(token=OWN, node=0, agent=None, reason=why))
+    lost = NodeLost(token=OWN, node=0, agent=None, reason=why, is_unusable=True)
+    assert action == AppendEvent(lost)
 
 
 # --- results and retries -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
     FailureCause,
+    FeedersStopped,
     FitEnded,
     FitStarted,
     GroupPlanned,
@@ -131,6 +132,7 @@ EVENTS: tuple[tuple[JournalEvent, str], ...] = (
         "training ended: finished all",
     ),
     (MachinesChosen(workers={"spot": 2}, reason="cheap"), "machines chosen: {'spot': 2}"),
+    (FeedersStopped(reason="no torch"), "no further feeders: no torch"),
     (CancelRequested(reason="enough"), "enough"),
     (FitEnded(outcome="failed", reason="why not"), "failed why not"),
     (
