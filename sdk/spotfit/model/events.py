@@ -99,6 +99,9 @@ class MachineTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Between the recorded attempts and then, the backend may have started others."""
     is_unbilled: bool = False
     """Whether it ended without having started."""
+    may_be_restarted: bool = False
+    """Whether its backend restarts it and does not report when: each agent may be of another
+    attempt than the recorded one."""
 
 
 class FitStarted(msgspec.Struct, frozen=True, kw_only=True, tag="fit_started"):
