@@ -9,8 +9,9 @@ import pytest
 from spotfit.model.events import MachinesObserved
 from spotfit.model.spec import FeederSpec
 from spotfit.model.usage import bill_of
-from spotfit_localsim.virtual.scenario_library import plain, spot_storm
+from spotfit_localsim.virtual.scenario_library import dataset_scenario, plain, spot_storm
 from spotfit_localsim.virtual.simulation import SimWorld
+from tests.sim.results import simulated
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -38,6 +39,11 @@ def test_without_times_the_bill_is_within_the_observation_interval_and_the_lag()
     # The start by one interval; the end by one interval of the client, and the age of a report.
     width_s = 2 * (timing.observe_interval_s + lag_s) + 10 * timing.observe_interval_s
     assert 0 < line.max_machine_s - line.machine_s < width_s * result.machine_count
+
+
+def test_without_times_the_wait_for_a_restart_is_not_certain() -> None:
+    """No leader records that the machine was lost before its next agent trains."""
+    assert simulated(dataset_scenario(23), 23).violation is None
 
 
 def test_a_run_without_losses_has_few_entries_about_its_machines() -> None:

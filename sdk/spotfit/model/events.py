@@ -99,6 +99,9 @@ class MachineTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Between the recorded attempts and then, the backend may have started others."""
     is_unbilled: bool = False
     """Whether it ended without having started."""
+    may_be_restarted: bool = False
+    """Whether its backend restarts it and does not report when: each agent may be of another
+    attempt than the recorded one."""
 
 
 class FitStarted(msgspec.Struct, frozen=True, kw_only=True, tag="fit_started"):
@@ -419,6 +422,9 @@ class MachinesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="machines_ch
     standing_offer: str = ""
     """An offer that is refused at present, and requested as well because the run would move to it;
     '' if there is none."""
+    incomplete_offer: str = ""
+    """An offer that the run would have moved to, but that has granted only a part of the machines
+    for too long: these are released, and all requested again after a pause; '' if there is none."""
     reason: str = ""
 
 

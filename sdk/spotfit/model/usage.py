@@ -37,7 +37,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.core.ids import Token
+from spotfit.core.ids import AgentId, Token
 from spotfit.model.bill import Bill, OfferBill
 from spotfit.model.events import (
     CheckpointCommitted,
@@ -123,6 +123,10 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The latest start of that attempt."""
     was_restarted: bool = False
     """Whether another attempt may run by now, of which the start is not recorded."""
+    may_be_restarted: bool = False
+    """`MachineTimes.may_be_restarted` of the attempt."""
+    agent: AgentId | None = None
+    """The last agent of it that took part in a round or a validation."""
     attempt: int = 0
     """Number of the last recorded attempt; 0 if the backend does not report it."""
     is_unbilled: bool = False
@@ -250,7 +254,8 @@ def fold_usage(usage: Usage, entry: JournalEntry) -> Usage:
             return _without_expired(_without_settled(released), at_ms)
         case RoundOpened() | TrainingFunctionStarted() | RoundClosed() | CheckpointCommitted():
             return _apply_round_event(usage, event, at_ms)
-        case ValidationStarted(token=token, node=node):
+        case ValidationStarted(token=token, node=node, agent=agent):
+            usage = _with_agents(usage, {(token, node): agent}, at_ms)
             return replace(_work(usage, [(token, node)], at_ms), validator=(token, node))
         case ValidationEnded() if usage.validator is not None:
             validator = usage.validator
@@ -402,9 +407,10 @@ def _with_machine_times(usage: Usage, token: Token, times: MachineTimes) -> Usag
         if times.unseen_until_ms is not None:
             usage = _count_unseen(usage, token, node, times.unseen_until_ms)
         usage = _start_attempt(usage, token, node, started_ms)
-        if times.attempt is not None:
-            use = usage.groups[token].machines[node]
-            usage = _with_use(usage, token, node, replace(use, attempt=times.attempt))
+        use = usage.groups[token].machines[node]
+        attempt = use.attempt if times.attempt is None else times.attempt
+        use = replace(use, attempt=attempt, may_be_restarted=times.may_be_restarted)
+        usage = _with_use(usage, token, node, use)
     if ended_ms is not None:
         usage = _end_attempt(usage, token, node, ended_ms)
     return usage
@@ -541,9 +547,10 @@ def _apply_round_event(
             # Work that is still in the memory of a machine is not repeated.
             if opened.memory_snapshot is not None:
                 usage = replace(usage, unsaved_ms=0)
-            nodes = tuple((one.token, one.node) for one in opened.assignments)
-            round_usage = RoundUsage(number=opened.number, nodes=nodes, proven_ms=proven_ms)
-            return replace(_repeat_unsaved(_without_expired(usage, at_ms)), round=round_usage)
+            agents = {(one.token, one.node): one.agent for one in opened.assignments}
+            round_usage = RoundUsage(number=opened.number, nodes=(*agents,), proven_ms=proven_ms)
+            usage = _with_agents(_without_expired(usage, at_ms), agents, at_ms)
+            return replace(_repeat_unsaved(usage), round=round_usage)
         case TrainingFunctionStarted() if usage.round is not None:
             return _start_training(usage, usage.round, at_ms)
         case CheckpointCommitted(round=number, round_age_s=float()) if (
@@ -558,6 +565,26 @@ def _apply_round_event(
             return _end_round(usage, at_ms, is_saved=state_replicated)
         case _:
             return usage
+
+
+def _with_agents(usage: Usage, agents: Mapping[Node, AgentId], at_ms: int) -> Usage:
+    """The usage, in which a machine that may have been restarted is in the attempt of its agent.
+
+    Only from now on that attempt is known to run. The time until now is part of the maximum.
+    """
+    for (token, node), use in [*_running(usage, agents)]:
+        agent, started_ms = agents[token, node], use.started_ms
+        if started_ms is not None:
+            if not use.may_be_restarted or use.agent == agent:
+                continue
+            # Equal bounds would be a time that the backend has reported.
+            started_ms = (started_ms[0], at_ms + 1)
+            if use.agent is not None:
+                usage = _end_attempt(usage, token, node, (0, at_ms))
+                use = replace(usage.groups[token].machines[node], may_be_restarted=True)
+                started_ms = (at_ms, at_ms + 1)
+        usage = _with_use(usage, token, node, replace(use, agent=agent, started_ms=started_ms))
+    return usage
 
 
 def _start_training(usage: Usage, opened: RoundUsage, at_ms: int) -> Usage:

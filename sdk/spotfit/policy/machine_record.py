@@ -170,6 +170,7 @@ def _unrecorded(
             ended_ms=previous or ended_ms,
             attempt=seen.attempt,
             unseen_until_ms=_unseen_until_ms(use, seen, started_ms[0]),
+            may_be_restarted=seen.restarts and not is_exact(started_ms),
         )
     if use.started_ms is None:
         if started_ms is not None or use.ended_ms is not None or use.is_unbilled:

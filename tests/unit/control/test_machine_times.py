@@ -220,7 +220,7 @@ def test_a_restart_without_times_ends_an_attempt_and_starts_another() -> None:
     assert lost.times == MachineTimes(node=0, ended_ms=(0, 600))
     after = usage_of(MachineUse(ended_ms=(200, 600), last_started_ms=200))
     observe(recorder, after, running, 700, requeues_itself=True)
-    times = MachineTimes(node=0, started_ms=(0, 700))
+    times = MachineTimes(node=0, started_ms=(0, 700), may_be_restarted=True)
     assert recorder.unrecorded(after) == {TOKEN: (times,)}
 
 

@@ -289,6 +289,42 @@ def test_a_restart_without_times_counts_the_gap_once_at_most() -> None:
     assert run.bounds() == (40.0, 91.0)
 
 
+def test_a_round_without_times_proves_nothing_about_the_time_before_its_agent() -> None:
+    run = Run()
+    run.observe(10, started_ms=between(9, 10), may_be_restarted=True)
+    run.add(50, RoundOpened(round=a_round()))
+    run.add(80, RoundClosed(round_number=1, cause=FailureCause.NETWORK, reason=""))
+    # The same agent is of the same attempt.
+    run.add(85, RoundOpened(round=a_round(2)))
+    run.add(100, released(ended_ms=between(90, 100)))
+    assert run.bounds() == pytest.approx((40, 91), abs=0.01)
+
+
+def test_another_agent_without_times_is_of_another_attempt() -> None:
+    run = Run()
+    run.add(5, RoundOpened(round=a_round()))
+    run.observe(10, started_ms=between(9, 10), may_be_restarted=True)
+    run.add(30, RoundClosed(round_number=1, cause=FailureCause.NETWORK, reason=""))
+    restarted = [replace(a_member(0), agent=an_agent_id(9)), a_member(1)]
+    run.add(60, RoundOpened(round=a_round(2, members=restarted)))
+    run.add(100, released(ended_ms=between(90, 100)))
+    # 10 s is when the machine was observed; its first agent is known to run until 5 s only.
+    assert run.bounds() == pytest.approx((30, 91), abs=0.01)
+
+
+def test_a_machine_without_times_has_the_same_attempt_in_a_validation_and_a_round() -> None:
+    run = Run()
+    run.observe(10, started_ms=between(9, 10), may_be_restarted=True)
+    run.add(20, a_validation())
+    ended = ValidationEnded(checkpoint_name="c", checkpoint_uid="1-0", status="validated")
+    run.add(25, ended)
+    run.add(50, RoundOpened(round=a_round()))
+    run.add(55, TrainingFunctionStarted(round_number=1, startup_s=5.0))
+    run.add(100, released(ended_ms=between(90, 100)))
+    assert run.bounds() == pytest.approx((70, 91), abs=0.01)
+    assert run.bill(100).idle_s == pytest.approx(30)
+
+
 def test_unobserved_attempts_are_in_the_maximum() -> None:
     run = Run()
     run.observe(100, started_ms=exactly(80), attempt=3, unseen_until_ms=ms(80))

@@ -179,3 +179,73 @@ def test_a_machine_of_the_standing_request_may_join_a_run_that_is_complete() -> 
     choice = MachinesChosen(workers={"on_demand": 2}, standing_offer="spot")
     standing = replace(view, market=replace(view.market, choice=choice))
     assert list(find_lost_nodes(standing, state, NOW)) == []
+
+
+def a_move_to(offer: Token, *, granted_s: float, granted: int = 1) -> MachinesChosen:
+    """The next choice while a round trains on the other offer.
+
+    `granted` machines of `offer` have run for `granted_s`, and no others of it.
+    """
+    other = next(one for one in OFFER_OF if one is not offer)
+    members = [a_member(node, agent=AgentId(f"a-{other}-{node}"), token=other) for node in (0, 1)]
+    view = a_costed_view(
+        200.0,
+        SPOT,
+        ON_DEMAND,
+        chosen=OFFER_OF[offer],
+        round=RoundRecord(tokens=(other,), workers=2, start_progress=0.0),
+    )
+    opened = a_round(members=members)
+    view = replace(view, round=opened, last_round=opened, round_opened_slot=4)
+    states = [NodeState.RUNNING] * granted + [NodeState.WAITING] * (2 - granted)
+    running = a_group_status(NodeState.RUNNING, NodeState.RUNNING)
+    state = observations(
+        other,
+        leading_since=NOW - 5000.0,
+        group_statuses={other: running, offer: a_group_status(*states)},
+        granted_at={(offer, node): NOW - granted_s for node in range(granted)},
+    )
+    chosen = choose_machines(view, state, NOW)
+    assert chosen is not None
+    return chosen
+
+
+# With and without the random part of the timeout.
+AFTER_TIMEOUT_S, BEFORE_TIMEOUT_S = 1.5 * TIMING.partial_capacity_timeout_s + 1.0, 899.0
+
+
+def test_a_move_ends_if_only_a_part_of_its_machines_is_granted() -> None:
+    chosen = a_move_to(SPOT, granted_s=AFTER_TIMEOUT_S)
+    assert chosen.workers == {"on_demand": 2}
+    assert (chosen.incomplete_offer, chosen.standing_offer) == ("spot", "")
+    assert "spot granted machines for 1 of 2 workers" in chosen.reason
+
+
+@pytest.mark.parametrize(("granted_s", "granted"), [(BEFORE_TIMEOUT_S, 1), (AFTER_TIMEOUT_S, 2)])
+def test_a_move_continues_before_the_timeout_and_with_all_machines(
+    granted_s: float, granted: int
+) -> None:
+    chosen = a_move_to(SPOT, granted_s=granted_s, granted=granted)
+    assert (chosen.workers, chosen.incomplete_offer) == ({"spot": 2}, "")
+
+
+def test_a_move_to_on_demand_machines_does_not_end() -> None:
+    """The deadline may need those that were granted."""
+    assert a_move_to(ON_DEMAND, granted_s=AFTER_TIMEOUT_S).incomplete_offer == ""
+
+
+@pytest.mark.parametrize(("elapsed_s", "standing"), [(110.0, ""), (999.0, "spot")])
+def test_an_incomplete_offer_is_requested_again_after_a_pause(
+    elapsed_s: float, standing: str
+) -> None:
+    """Also while its machines are not released yet."""
+    incomplete = OfferRecord(
+        refusals=1, refused_since_s=100.0, refused_at_s=100.0, incomplete_moves=1
+    )
+    opened = RoundRecord(tokens=(ON_DEMAND,), workers=2, start_progress=0.0)
+    view = a_costed_view(
+        200.0, ON_DEMAND, chosen="on_demand", round=opened, offers={"spot": incomplete}
+    )
+    chosen = choose_machines(view, observations(ON_DEMAND, elapsed_s=elapsed_s), NOW)
+    assert chosen is not None
+    assert (chosen.workers, chosen.standing_offer) == ({"on_demand": 2}, standing)

@@ -174,6 +174,17 @@ def test_attempts_before_a_new_observer_are_unseen_unless_they_are_numbered() ->
     assert unseen_until_ms(seen(None, watched_from_ms=0)) is None
 
 
+def test_an_unreported_start_on_a_backend_that_restarts_may_be_followed_by_others() -> None:
+    def may_be_restarted(status: NodeStatus, *, restarts: bool) -> bool:
+        times = unrecorded(reports((5000, status), restarts=restarts))
+        assert times is not None
+        return times.may_be_restarted
+
+    assert may_be_restarted(RUNNING, restarts=True)
+    assert not may_be_restarted(RUNNING, restarts=False)
+    assert not may_be_restarted(timed(NodeState.RUNNING, 4500), restarts=True)
+
+
 def test_a_release_records_until_when_a_machine_waited() -> None:
     seen = reports((5000, WAITING))
     times = MachineTimes(node=0, waiting_ms=4990)
