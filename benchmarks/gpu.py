@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,16 @@ class RowCollector:
         if reporter is not None:
             self._print = reporter.write_line
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Limit the test to the time that is left, or mark it as skipped."""
+    @pytest.hookimpl(tryfirst=True, wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Limit the test to the time that is left, or mark it as skipped.
+
+        A wrapper, because pytest-timeout reads the limit in one.
+        """
+        self._limit(item)
+        return (yield)
+
+    def _limit(self, item: pytest.Item) -> None:
         left_s = self._deadline - self._now()
         if left_s < _MIN_TEST_S:
             item.add_marker(pytest.mark.skip(reason="the time of this run is over"))

@@ -53,7 +53,8 @@ def train(config: Config) -> dict[str, Any]:
     torch.manual_seed(config["seed"] + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader = prepare_data_loader(DataLoader(some_data(), batch_size=BATCH, shuffle=True))
-    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader, every=SAVE_EVERY)
+    every = config.get("every", SAVE_EVERY)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader, every=every)
     began = time.time()
     restored = ckpt.restore()
     record(

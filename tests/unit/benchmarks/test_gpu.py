@@ -49,8 +49,10 @@ def output_of(folder: Path, program: str = TESTS, **options: Any) -> str:
     """Return what the run of `rows_of` prints; its last line has the rows."""
     (folder / "test_rows.py").write_text(program)
     code = (
-        "import pytest, sys; from benchmarks.gpu import RowCollector\n"
-        f"collector = RowCollector({options.get('limit_s', 60)})\n"
+        "import pytest; from benchmarks import gpu; gpu._MIN_TEST_S = 0.1\n"
+        f"now_s = {options.get('now_s', 0)}\n"
+        f"collector = gpu.RowCollector({options.get('limit_s', 60)}, now=lambda: 0.0)\n"
+        "collector._now = lambda: now_s\n"
         f"pytest.main(['-q', '-p', 'no:cacheprovider', '-c', '/dev/null', {str(folder)!r}], "
         "plugins=[collector])\n"
         "print('ROWS', repr(collector.rows))"
@@ -85,21 +87,25 @@ def test_a_file_that_cannot_be_imported_is_a_failed_row(tmp_path: Path) -> None:
 
 
 def test_without_time_left_tests_are_skipped(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "def test_one(): assert False", limit_s=1)
+    rows = rows_of(tmp_path, "def test_one(): assert False", limit_s=0)
     assert [(row.outcome, row.reason) for row in rows] == [
         ("skipped", "the time of this run is over")
     ]
 
 
-@pytest.mark.parametrize(("own_s", "expected_s"), [(None, 100.0), (30, 30.0), (400, 100.0)])
-def test_a_test_gets_at_most_the_time_that_is_left(own_s: float | None, expected_s: float) -> None:
-    added: list[pytest.MarkDecorator] = []
-    own = None if own_s is None else pytest.mark.timeout(own_s).mark
-    item: Any = SimpleNamespace(
-        get_closest_marker=lambda _: own, add_marker=lambda mark, append=True: added.append(mark)
-    )
-    gpu.RowCollector(100.0, now=lambda: 0.0).pytest_runtest_protocol(item)
-    assert [(mark.name, mark.args) for mark in added] == [("timeout", (expected_s,))]
+def test_a_test_is_stopped_when_the_time_of_the_run_is_over(tmp_path: Path) -> None:
+    """Also one with a longer limit of its own: 0.5 s of 20 s are left when it begins."""
+    program = """
+import pytest, signal
+
+@pytest.mark.timeout(300)
+def test_it_hangs():
+    signal.pause()
+"""
+    (row,) = rows_of(tmp_path, program, limit_s=20, now_s=19.5)
+    assert row.outcome == "failed"
+    assert "Timeout" in row.reason
+    assert "0.5" in row.reason
 
 
 def a_torch(*, cuda: str | None, available: bool) -> Any:
@@ -151,4 +157,5 @@ def test_every_file_with_gpu_tests_is_run() -> None:
     files = gpu.files_with_gpu_tests(gpu.ROOT / "tests")
     names = [path.name for path in files]
     assert {"test_tensor_arena.py", "test_prepare.py", "test_data_loader.py"} <= set(names)
-    assert names[-1] == "test_gpu.py", "the longest last"
+    are_long = [path.parent.name == "gpu" for path in files]
+    assert are_long == sorted(are_long), "the longest last"
