@@ -308,6 +308,35 @@ def test_a_dataset_continues_where_it_was_saved(cloud: LiveTestCloud) -> None:
     assert results[0].return_value[1] == 3 * 128, "half of the rows in each of three epochs"
 
 
+def train_apart(config: dict[str, Any]) -> list[float]:
+    """Train an array that differs between the processes; return its restored values."""
+    rank = spotfit.get_context().get_world_rank()
+    large = jax.numpy.zeros((2000, 1000))
+    checkpointer = Checkpointer({"own": large, "number": 0}, every=10**6)
+    restored = checkpointer.restore()
+    if restored is None:
+        checkpointer.step({"own": large + rank + 1, "number": 3})
+        checkpointer.save(checkpointer.state)
+        kill_own_worker(config["marks"], 1, at_step=1, rank=1)
+        spotfit.get_all_reported_checkpoints()
+        wait_for_all_processes()
+    return sorted(set(numpy.ravel(checkpointer.state["own"]).tolist()))
+
+
+def wait_for_all_processes() -> None:
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("end")
+
+
+def test_an_array_that_differs_between_processes_is_that_of_one_of_them(
+    cloud: LiveTestCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = cloud.fit(train_apart, workers=2, max_failures=1, trainer_type=JaxTrainer)
+    assert result.return_value in ([1.0], [2.0])
+    assert capsys.readouterr().out.count("checkpoint.ranks_diverge parts=1") == 1
+
+
 def train_until_notice(config: dict[str, Any]) -> int:
     """Return the restored step after a restart; before, train until the round ends."""
     weights = jax.numpy.zeros(2)
@@ -333,15 +362,13 @@ def test_a_preemption_notice_causes_a_save(cloud: LiveTestCloud) -> None:
 
 def test_ranks_that_return_at_different_times_end_the_run(cloud: LiveTestCloud) -> None:
     def return_late() -> int:
-        from jax.experimental import multihost_utils
-
         rank = spotfit.get_context().get_world_rank()
-        multihost_utils.sync_global_devices("start")
-        # Longer than the shutdown of JAX may take.
-        time.sleep(6.0 if rank == 1 else 0.0)
+        wait_for_all_processes()
+        # Longer than the shutdown of JAX may take: nothing shows that its timeout has passed.
+        time.sleep(2.0 if rank == 1 else 0.0)
         return rank
 
-    environment = {"env_vars": {"JAX_DISTRIBUTED_SHUTDOWN_TIMEOUT_S": "3"}}
+    environment = {"env_vars": {"JAX_DISTRIBUTED_SHUTDOWN_TIMEOUT_S": "1"}}
     result = cloud.trainer(
         return_late, workers=2, trainer_type=JaxTrainer, worker_runtime_env=environment
     ).fit()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
@@ -698,6 +699,27 @@ def reject_resized_per_rank(
             f"{', '.join(sorted(per_rank))} was saved under per_rank= at world size "
             f"{saved_size} and cannot be restored at world size {world_size}.",
             do=f"Set num_workers={saved_size}, or save in another way what all ranks share.",
+        )
+
+
+def warn_rank_differences(fingerprints: Sequence[Mapping[str, bytes]], *, do: str) -> None:
+    """Warn about state that differs between ranks: only one rank's value is saved.
+
+    `fingerprints` are those of all ranks: by name, bytes that are equal on all ranks if the state
+    is.
+    """
+    values: dict[str, set[bytes]] = defaultdict(set)
+    for rank_fingerprints in fingerprints:
+        for name, fingerprint in rank_fingerprints.items():
+            values[name].add(fingerprint)
+    differing = [name for name, distinct in values.items() if len(distinct) > 1]
+    if differing:
+        log.warning(
+            "checkpoint.ranks_diverge",
+            parts=len(differing),
+            example=differing[0],
+            reason="the ranks hold different values, and only one rank's value is saved",
+            do=do,
         )
 
 

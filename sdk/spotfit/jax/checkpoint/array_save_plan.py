@@ -95,19 +95,29 @@ class ArraySavePlanner:
         values = tree.values if self._rank == 0 else {}
         return RankSavePlan(pieces, blocks, tuple(values), list(values.values()))
 
-    def digest(self, tree: ArrayTree) -> str:
-        """Return a digest of what is the same on all ranks, without any communication.
+    def fingerprints(self, tree: ArrayTree) -> dict[str, bytes]:
+        """Return, by name, bytes that are equal on all ranks if the leaf is.
 
-        Arrays of JAX over several processes are by definition. The digest has their names and
-        shapes, plain values, and arrays of numpy.
+        Of all leaves that each process has for itself: plain values, arrays of numpy, and arrays of
+        JAX that are not sharded over the processes. Other arrays are equal by definition.
         """
-        outline = [(key, spec.shape, str(spec.dtype)) for key, spec in tree.specs.items()]
-        digest = hashlib.sha256(repr(outline).encode())
-        digest.update(encode_values(list(tree.values.values()), keys=list(tree.values)))
+        found = {}
         for key, spec in tree.specs.items():
-            if spec.sharding is None:
-                digest.update(np.ascontiguousarray(tree.arrays[key]).tobytes())
-        return digest.hexdigest()
+            if spec.is_process_local:
+                values = np.ascontiguousarray(tree.arrays[key])
+                digest = hashlib.sha256(f"{spec.dtype} {spec.shape} ".encode())
+                digest.update(values.reshape(-1).view(np.uint8).data)
+                found[dotted_name(key)] = digest.digest()
+        for key, value in tree.values.items():
+            body = encode_values([value], keys=[key])
+            found[dotted_name(key)] = hashlib.sha256(body).digest()
+        return found
+
+    def digest(self, tree: ArrayTree) -> str:
+        """Return a digest of what is the same on all ranks, without any communication."""
+        outline = [(key, spec.shape, str(spec.dtype)) for key, spec in tree.specs.items()]
+        found = sorted(self.fingerprints(tree).items())
+        return hashlib.sha256(repr((outline, found)).encode()).hexdigest()
 
     def _divide(self, specs: dict[StateKey, ArraySpec]) -> None:
         everyone = frozenset(range(self._world_size))
@@ -126,7 +136,13 @@ class ArraySavePlanner:
         parts = [
             _Part(key, box, block, holders, _size_bytes(block, specs[key]))
             for key, box, holders in held
-            for block in _row_blocks(box, _size_bytes(box, specs[key]), max_bytes, len(holders))
+            for block in _row_blocks(
+                box,
+                _size_bytes(box, specs[key]),
+                max_bytes,
+                # Its values may differ between processes after all: one of them writes all rows.
+                1 if specs[key].is_process_local else len(holders),
+            )
         ]
         self._own_parts = []
         loads_bytes = [0] * self._world_size
@@ -152,10 +168,10 @@ def _size_bytes(box: Box, spec: ArraySpec) -> int:
     return math.prod(box[1]) * spec.dtype.itemsize
 
 
-def _row_blocks(box: Box, size_bytes: int, max_bytes: float, holder_count: int) -> Iterator[Box]:
-    """Yield the box, or blocks of its rows if several ranks can write them."""
+def _row_blocks(box: Box, size_bytes: int, max_bytes: float, writer_count: int) -> Iterator[Box]:
+    """Yield the box, or blocks of its rows if several ranks may write them."""
     offsets, sizes = box
-    if holder_count == 1 or size_bytes <= max_bytes or not sizes:
+    if writer_count == 1 or size_bytes <= max_bytes or not sizes:
         yield box
         return
     block_rows = math.ceil(sizes[0] / math.ceil(size_bytes / max_bytes))

@@ -16,6 +16,7 @@ from spotfit.checkpoint.base_checkpointer import (
     RankSavePlan,
     RestoreResult,
     not_retryable,
+    warn_rank_differences,
 )
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.core.errors import ConfigError
@@ -52,6 +53,7 @@ class Checkpointer(BaseCheckpointer):
 
     _data_position: ShardDataPosition | None
     """None without a loader."""
+    _are_ranks_compared = False
 
     @not_retryable
     def __init__(
@@ -106,11 +108,11 @@ class Checkpointer(BaseCheckpointer):
         """The pytree of the last `step` or `restore`, or the initial one."""
         self._data_position = _open_data_position(loader, self._trigger)
         key = self._join_ranks(os.urandom(KEY_BYTES))
-        collectives = SignedCollectives(key, self._world_size)
+        self._collectives = SignedCollectives(key, self._world_size)
         self._save_planner = ArraySavePlanner(self._rank, self._world_size)
         self._start(
-            all_gather=collectives.all_gather,
-            broadcast=collectives.broadcast,
+            all_gather=self._collectives.all_gather,
+            broadcast=self._collectives.broadcast,
             save_at_end=save_at_end,
         )
 
@@ -183,10 +185,28 @@ class Checkpointer(BaseCheckpointer):
     def _wait_for_state(self) -> None:
         import jax
 
+        # Before waiting, which fails without a name for arrays that were donated.
+        self._current_tree()
         jax.block_until_ready(self.state)
 
     def _plan_save(self) -> RankSavePlan:
-        return self._save_planner.plan(self._current_tree())
+        tree = self._current_tree()
+        if not self._are_ranks_compared:
+            self._are_ranks_compared = True
+            self._compare_ranks(tree)
+        return self._save_planner.plan(tree)
+
+    def _compare_ranks(self, tree: ArrayTree) -> None:
+        """Warn about leaves of single processes that differ, at the first step or save."""
+        if self._world_size == 1:
+            return
+        ranks = self._collectives.all_gather(self._save_planner.fingerprints(tree))
+        if self._rank == 0:
+            warn_rank_differences(
+                ranks,
+                do="pass state that belongs to one rank in per_rank={...}, or shard the array over "
+                "all processes",
+            )
 
     def _plan_at_end(self) -> tuple[RankSavePlan, str]:
         tree = self._current_tree()

@@ -11,7 +11,7 @@ import io
 import math
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.tensor import DTensor
 
 from spotfit.checkpoint import value_codec
-from spotfit.checkpoint.base_checkpointer import RankSavePlan
+from spotfit.checkpoint.base_checkpointer import RankSavePlan, warn_rank_differences
 from spotfit.checkpoint.format import (
     DEDICATED_CHUNK_MIN_BYTES,
     StateKey,
@@ -33,7 +33,6 @@ from spotfit.checkpoint.format import (
 )
 from spotfit.checkpoint.value_codec import EncodedArray, ForeignValue, LeafDecoder
 from spotfit.core.errors import ConfigError, IntegrityError
-from spotfit.host import log
 from spotfit.torch.checkpoint.training_state import OpaqueValue, StateDict
 
 # Tensors are split until a rank writes at least this many: the largest one can then unbalance the
@@ -142,7 +141,11 @@ class SavePlanCache:
         if is_first:
             self._are_replicas_equal = all(other == fingerprints for *_, other in ranks)
         if self._rank == 0:
-            _warn_rank_differences([fingerprints for *_, fingerprints in ranks])
+            warn_rank_differences(
+                [fingerprints for *_, fingerprints in ranks],
+                do="wrap the model with prepare_model, or pass state that belongs to one rank in "
+                "per_rank={...}",
+            )
         self._max_tensor_bytes = _max_tensor_bytes([plan for plan, *_ in ranks])
         plans = [
             _split_large_tensors(plan, names, self._max_tensor_bytes) for plan, names, _ in ranks
@@ -220,24 +223,6 @@ def _fingerprints(flat: StateDict, *, exclude: Collection[str]) -> dict[str, byt
         samples = [sample.cpu() for sample in samples]
     rows = torch.stack(samples).view(len(weights), -1).cpu().numpy()
     return {name: row.tobytes() for name, row in zip(weights, rows, strict=True)} | options
-
-
-def _warn_rank_differences(fingerprints: Sequence[Mapping[str, bytes]]) -> None:
-    """Warn about state that differs between ranks: only one rank's value is saved."""
-    values: dict[str, set[bytes]] = defaultdict(set)
-    for rank_fingerprints in fingerprints:
-        for name, fingerprint in rank_fingerprints.items():
-            values[name].add(fingerprint)
-    differing = [name for name, distinct in values.items() if len(distinct) > 1]
-    if differing:
-        log.warning(
-            "checkpoint.ranks_diverge",
-            parts=len(differing),
-            example=differing[0],
-            reason="the ranks hold different values, and only one rank's value is saved",
-            do="wrap the model with prepare_model, or pass state that belongs to one rank in "
-            "per_rank={...}",
-        )
 
 
 def _reject_inconsistent_shapes(plans: Sequence[SavePlan], exclude: Collection[str]) -> None:

@@ -22,13 +22,14 @@ from spotfit.jax.checkpoint.array_restore import ArrayRestore  # noqa: E402
 from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner  # noqa: E402
 from spotfit.jax.checkpoint.array_tree import ArrayTree  # noqa: E402
 from spotfit.jax.checkpoint.array_values import encode_values  # noqa: E402
+from tests.unit.jax.checkpoint.trees import replicated_tree  # noqa: E402
 
 
 def saved_by(world_size: int, folder: Path, state: Any) -> SavedState:
-    """Return the snapshot of ranks that all hold the arrays of numpy in `state`."""
+    """Return the snapshot of ranks that all hold the arrays of numpy in `state`, as replicas."""
     readers = []
     for rank in range(world_size):
-        plan = ArraySavePlanner(rank, world_size).plan(ArrayTree(state))
+        plan = ArraySavePlanner(rank, world_size).plan(replicated_tree(state, world_size))
         arena = ArrayArena([folder / str(rank)], lambda directory: directory / "0.segment")
         arena.reserve(plan.pieces)
         arena.copy(plan.tensors)

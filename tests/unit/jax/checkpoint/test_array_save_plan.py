@@ -14,12 +14,13 @@ from spotfit.checkpoint.base_checkpointer import RankSavePlan  # noqa: E402
 from spotfit.core.errors import ConfigError  # noqa: E402
 from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner  # noqa: E402
 from spotfit.jax.checkpoint.array_tree import ArrayTree  # noqa: E402
-from tests.unit.jax.checkpoint.trees import make_tree, sharding  # noqa: E402
+from tests.unit.jax.checkpoint.trees import make_tree, replicated_tree, sharding  # noqa: E402
 
 
 def plans_of(tree: Any, world_size: int) -> list[RankSavePlan]:
-    """Return the plans of all ranks for arrays of numpy, which all of them hold."""
-    return [ArraySavePlanner(rank, world_size).plan(ArrayTree(tree)) for rank in range(world_size)]
+    """Return the plans of all ranks for arrays of numpy, of which all of them have replicas."""
+    replicas = replicated_tree(tree, world_size)
+    return [ArraySavePlanner(rank, world_size).plan(replicas) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -78,10 +79,36 @@ def test_descriptions_of_arrays_are_rejected() -> None:
         ArraySavePlanner(0, 1).plan(tree)
 
 
-def test_digests_differ_where_replicated_values_do() -> None:
+def test_one_rank_writes_all_of_an_array_that_each_process_has_for_itself() -> None:
+    trees = [ArrayTree({"w": np.full((3000, 1000), rank), "v": np.ones(3)}) for rank in range(3)]
+    plans = [ArraySavePlanner(rank, 3).plan(tree) for rank, tree in enumerate(trees)]
+    assert sorted(piece.sizes for plan in plans for piece in plan.pieces) == [(3,), (3000, 1000)]
+
+
+@pytest.mark.parametrize("make_array", [np.array, jax.numpy.asarray])
+def test_digests_differ_where_values_of_processes_do(
+    make_array: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
     def digest(values: Any, step: int = 1) -> str:
-        return ArraySavePlanner(0, 2).digest(ArrayTree({"w": np.array(values), "step": step}))
+        return ArraySavePlanner(0, 2).digest(ArrayTree({"w": make_array(values), "step": step}))
 
     assert digest([1.0, 2.0]) == digest([1.0, 2.0])
     assert digest([1.0, 2.0]) != digest([1.0, 3.0])
     assert digest([1.0, 2.0]) != digest([1.0, 2.0], step=2)
+
+
+def test_fingerprints_name_the_leaves_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    tree = {"a": jax.numpy.ones(2, "bfloat16"), "b": np.zeros((0, 2)), "n": 1, "s": np.float32(1)}
+    changes: dict[str, Any] = {"a": 2 * tree["a"], "n": 2, "s": np.float32(2)}
+
+    def fingerprints(tree: Any) -> dict[str, bytes]:
+        return ArraySavePlanner(0, 2).fingerprints(ArrayTree(tree))
+
+    found = fingerprints(tree)
+    assert list(found) == ["state.a", "state.b", "state.s", "state.n"]
+    for name, value in changes.items():
+        changed = fingerprints(tree | {name: value})
+        assert [one for one in found if found[one] != changed[one]] == [f"state.{name}"]

@@ -224,6 +224,18 @@ def test_a_donated_state_is_not_saved_at_the_end(session: LocalSession) -> None:
     assert "state.w was donated, or deleted" in end.error
 
 
+def test_a_save_of_a_donated_state_is_skipped_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    state = {"w": jax.numpy.ones(2)}
+    checkpointer = Checkpointer(state, every=1)
+    checkpointer.step(state, hold=True)
+    state["w"].delete()
+    with pytest.raises(ConfigError, match=r"state\.w was donated, or deleted"):
+        checkpointer.save_if_due()
+    assert "checkpoint.skipped" in capsys.readouterr().err
+
+
 def test_a_save_is_complete_before_the_state_is_donated() -> None:
     state = {"w": jax.numpy.full(1000, 7.0)}
     save(state)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -10,6 +11,8 @@ jax = pytest.importorskip("jax")
 
 import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
+
+from spotfit.jax.checkpoint.array_tree import ArrayTree  # noqa: E402
 
 # Before a test has used a device: JAX rejects it afterwards.
 jax.config.update("jax_num_cpu_devices", 4)
@@ -35,6 +38,30 @@ def make_tree(factor: float) -> Any:
         "numpy": (factor * np.arange(3), np.float32(factor)),
         "plain": {"step": int(factor), "name": f"n{factor}", "rate": factor, "none": None},
     }
+
+
+class Device(NamedTuple):
+    process_index: int
+
+
+class ReplicatedSharding(NamedTuple):
+    """A sharding by which each of several processes has a copy of the array on its device."""
+
+    processes: int
+    is_fully_addressable: bool = False
+
+    def devices_indices_map(self, shape: tuple[int, ...]) -> dict[Device, tuple[slice, ...]]:
+        return {Device(n): tuple(slice(None) for _ in shape) for n in range(self.processes)}
+
+
+def replicated_tree(state: Any, processes: int) -> ArrayTree:
+    """Return the tree as if its arrays of numpy were arrays of JAX, replicated over processes."""
+    tree = ArrayTree(state)
+    for key, array in tree.arrays.items():
+        shard = SimpleNamespace(index=tuple(slice(None) for _ in array.shape), data=array)
+        tree.arrays[key] = SimpleNamespace(addressable_shards=[shard])
+        tree.specs[key] = tree.specs[key]._replace(sharding=ReplicatedSharding(processes))
+    return tree
 
 
 def assert_equal(one: Any, other: Any) -> None:
