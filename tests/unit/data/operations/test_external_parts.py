@@ -43,8 +43,6 @@ from spotfit.data.plans.row_plan import RowPlan
 from spotfit.data.user_functions import user_function
 from tests.unit.data.row_sources import UnitSource, number_plan
 
-pytest.importorskip("duckdb")
-
 _FLOATS = [0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 1e-310]
 KEYS: dict[pa.DataType, Callable[[random.Random], Any]] = {
     pa.int64(): lambda rng: rng.choice([-(2**63), 2**63 - 1, 0, 1, -1, 2]),

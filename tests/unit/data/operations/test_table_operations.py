@@ -47,7 +47,6 @@ def context(tmp_path: Path) -> Iterator[DataContext]:
 @pytest.fixture
 def little_memory(context: DataContext, monkeypatch: pytest.MonkeyPatch) -> DataContext:
     """No rows fit, and parts have a few of them."""
-    pytest.importorskip("duckdb")
     monkeypatch.setattr(table_operations, "_MEMORY_FACTOR", 2**40)
     monkeypatch.setattr(Workspace, "part_bytes", 1024)
     return context
@@ -348,7 +347,6 @@ def test_the_order_of_an_exact_shuffle_is_that_of_every_epoch(context: DataConte
 def test_rows_beyond_the_limit_need_less_memory_than_their_size(
     operation: str, size_mib: int, tmp_path: Path
 ) -> None:
-    pytest.importorskip("duckdb")
     module = "tests.unit.data.operations.large_rows"
     done = subprocess.run(
         [sys.executable, "-m", module, operation, str(size_mib), "128", str(tmp_path)],
