@@ -27,8 +27,8 @@ class WriteArguments(SchedulingOptions, total=False):
     path: str | Path | None
     """Folder that this process and the library's processes can access; None: that of the run."""
     key: str | None
-    """Name of the rows: with a name that was written before, the library writes nothing. None: the
-    hash of Dask's graph if it has one, else that of the files, which finds equal rows again."""
+    """Name of the rows: with a name that was written before with equal `write_options`, the library
+    writes nothing. None: the hash of the files, which finds equal rows again."""
     write_options: Mapping[str, Any] | None
     """Further arguments of the library's writer, such as `storage_options`."""
 

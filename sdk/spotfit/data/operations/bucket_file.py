@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +36,7 @@ class BucketFile:
         self._pending: defaultdict[int, list[pa.Table]] = defaultdict(list)
         self._pending_bytes = 0
         self._extents: defaultdict[int, list[_Extent]] = defaultdict(list)
+        self._sizes: Counter[int] = Counter()
         self._end = 0
 
     def append(self, buckets: IntArray, rows: pa.Table) -> None:
@@ -48,7 +49,9 @@ class BucketFile:
         starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
         table = rows if len(starts) == 1 else rows.take(pa.array(order))
         for begin, end in pairwise([*starts.tolist(), rows.num_rows]):
-            self._pending[int(ordered[begin])].append(table.slice(begin, end - begin))
+            bucket, part = int(ordered[begin]), table.slice(begin, end - begin)
+            self._pending[bucket].append(part)
+            self._sizes[bucket] += part.nbytes
         self._pending_bytes += table.nbytes
         if self._pending_bytes >= self.buffer_bytes:
             self._write_pending()
@@ -56,6 +59,10 @@ class BucketFile:
     def numbers(self) -> list[int]:
         """Return the buckets that have rows, in ascending order."""
         return sorted(self._extents.keys() | self._pending.keys())
+
+    def size_bytes(self, bucket: int) -> int:
+        """Return the decoded size of the rows of a bucket."""
+        return self._sizes[bucket]
 
     def read(self, bucket: int) -> Iterator[pa.Table]:
         """Yield the rows of a bucket: a table for each call of `append` that had some.

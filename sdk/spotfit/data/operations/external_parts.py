@@ -3,16 +3,18 @@
 1. DuckDB sorts or joins the keys, and gives each row its place in the result. A shuffle needs none:
    the place follows from the hash of the row's number.
 2. The rows are read in their order, and written to a local file, into the part of their place.
-3. Each part is read, and computed by the operation in memory.
+3. Each part is read, and computed by the operation in memory. Parts whose rows are larger than
+   expected are divided into pieces before.
 
-A part is a file of the result. Which rows it has depends on `part_rows` only, so that an
-interrupted operation computes the missing parts only.
+A part is a file of the result, or several. Which rows it has depends on `part_rows` only, so that
+an interrupted operation computes the missing parts only.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -38,19 +40,22 @@ from spotfit.data.operations.relational import (
     joined_columns,
 )
 from spotfit.data.operations.sort_keys import equality_key, order_key
+from spotfit.data.operations.writers import Piece
 from spotfit.data.order import hash_numbers
 from spotfit.data.plans.row_plan import RowPlan
 from spotfit.data.source import IntArray
 
 _MAX_PART_BYTES = 128 * 2**20
 """Decoded size of a part, as of a file that `write_parquet` writes."""
+_MAX_PART_FACTOR = 2
+"""Parts of this size, relative to that of others, are not divided."""
 _SAMPLED_UNITS = 3
 _PLACE = "spotfit.place"
 """The column of the places beside those of the user."""
 
 Encoder: TypeAlias = Callable[[str, pa.ChunkedArray], pa.ChunkedArray]
 """Returns the keys of a column with a name, see `sort_keys`."""
-Part: TypeAlias = tuple[int, pa.Table]
+Part: TypeAlias = tuple[Piece, pa.Table]
 
 
 class Workspace(NamedTuple):
@@ -171,37 +176,62 @@ def _unified_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 # --- Sorted rows and groups -----------------------------------------------------------------------
 
 
-class SortedParts:
-    """The rows sorted by columns. Equal ones keep their order."""
+class _OrderedParts:
+    """The rows in the order of some columns, in parts with the same number of rows."""
 
     def __init__(
-        self, plan: RowPlan, order: Sequence[tuple[str, str]], workspace: Workspace
+        self, plan: RowPlan, order: Sequence[tuple[str, str]], workspace: Workspace, name: str
     ) -> None:
-        self._rows = StoredRows(plan, workspace, "sorted")
+        self._rows = StoredRows(plan, workspace, name)
         self._order = order
         self._workspace = workspace
         self._part_rows = part_rows(self._rows.row_bytes(), workspace)
 
     @property
     def tag(self) -> str:
-        """The number of rows of a part."""
+        """The number of rows of a part. The rows of a group are in the part of the first one."""
         return f"{self._part_rows}-rows"
 
-    def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
-        """Sort the keys, distribute the rows, and yield the parts."""
+    def _sorted_pieces(
+        self,
+        complete: Collection[int],
+        place: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        *,
+        keys: str,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[tuple[Piece, Iterator[pa.Table]]]:
+        """Sort the keys, distribute the rows, and yield those of each piece as in the dataset.
+
+        `place` returns the places of rows that it gets in the order of their keys, as columns of
+        the table of keys: `keys` are their names in SQL.
+        """
         file = BucketFile(self._workspace.folder / "parts", self._workspace.buffer_bytes)
         with closing(self._rows), closing(file):
             with closing(_open_database(self._workspace)) as database:
                 order = _load_order_keys(database, self._rows, self._order)
-                batches = _numbered(database.stream(f"SELECT row FROM keys ORDER BY {order}"))  # noqa: S608
+                batches = place(database.stream(f"SELECT {keys} FROM keys ORDER BY {order}"))  # noqa: S608
                 _place(database, batches)
                 target = _Target(file, self._part_rows, complete)
-                _distribute(self._rows.blocks(), _placements(database), target)
-            for number in file.numbers():
-                yield number, _in_order(file.read(number))
+                _distribute(self._rows.blocks(columns), _placements(database), target)
+            for piece, (bucket,) in _pieces([file], self._workspace):
+                yield piece, bucket.tables()
 
 
-class GroupedParts:
+class SortedParts(_OrderedParts):
+    """The rows sorted by columns. Equal ones keep their order."""
+
+    def __init__(
+        self, plan: RowPlan, order: Sequence[tuple[str, str]], workspace: Workspace
+    ) -> None:
+        super().__init__(plan, order, workspace, "sorted")
+
+    def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
+        """Sort the keys, distribute the rows, and yield the parts."""
+        for piece, tables in self._sorted_pieces(complete, _numbered, keys="row"):
+            yield piece, _in_order(tables)
+
+
+class GroupedParts(_OrderedParts):
     """Results of a function for the rows of some groups, whose parts are sorted by the keys.
 
     The function gets the rows of whole groups, in their order, as blocks that are parts of those of
@@ -216,30 +246,14 @@ class GroupedParts:
         workspace: Workspace,
         columns: Sequence[str] | None = None,
     ) -> None:
-        self._rows = StoredRows(plan, workspace, "grouped")
-        self._keys, self._apply, self._columns = keys, apply, columns
-        self._workspace = workspace
-        self._part_rows = part_rows(self._rows.row_bytes(), workspace)
-
-    @property
-    def tag(self) -> str:
-        """The number of rows of a part, except that of the last group."""
-        return f"{self._part_rows}-rows"
+        super().__init__(plan, [(key, "ascending") for key in keys], workspace, "grouped")
+        self._apply, self._columns = apply, columns
 
     def read(self, complete: Collection[int]) -> Generator[Part, None, None]:
         """Sort the keys, distribute the rows of each group, and yield the results."""
-        file = BucketFile(self._workspace.folder / "parts", self._workspace.buffer_bytes)
-        with closing(self._rows), closing(file):
-            with closing(_open_database(self._workspace)) as database:
-                ascending = [(key, "ascending") for key in self._keys]
-                order = _load_order_keys(database, self._rows, ascending)
-                sorted_keys = database.stream(f"SELECT * FROM keys ORDER BY {order}")  # noqa: S608
-                _place(database, _numbered_groups(sorted_keys, self._part_rows))
-                target = _Target(file, 1, complete)
-                blocks = self._rows.blocks(self._columns)
-                _distribute(blocks, _placements(database), target)
-            for number in file.numbers():
-                yield number, self._apply(block.remove_column(0) for block in file.read(number))
+        found = self._sorted_pieces(complete, _numbered_groups, keys="*", columns=self._columns)
+        for piece, tables in found:
+            yield piece, self._apply(block.remove_column(0) for block in tables)
 
 
 def group_count(plan: RowPlan, keys: Sequence[str], workspace: Workspace) -> int:
@@ -291,10 +305,8 @@ def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first += len(rows)
 
 
-def _numbered_groups(
-    batches: Iterable[pa.RecordBatch], rows_of_part: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the part of each row: that of the first row of its group."""
+def _numbered_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the place of each row: that of the first row of its group."""
     first, group_start = 0, 0
     previous: pa.Table | None = None
     for batch in batches:
@@ -302,7 +314,7 @@ def _numbered_groups(
         is_first = _changes(keys, previous)
         numbers = np.arange(first, first + len(is_first))
         starts = np.maximum.accumulate(np.where(is_first, numbers, group_start))
-        yield placement_batch(int64_values(batch.column("row")), starts // rows_of_part)
+        yield placement_batch(int64_values(batch.column("row")), starts)
         group_start = int(starts[-1])
         first += len(is_first)
         previous = keys.slice(keys.num_rows - 1)
@@ -337,6 +349,73 @@ class _Target(NamedTuple):
             needed = ~np.isin(parts, [*self.complete])
             parts, placed = parts[needed], placed.filter(pa.array(needed))
         self.file.append(parts, placed)
+
+
+class _Bucket(NamedTuple):
+    """Rows in a file, with their places in the first column."""
+
+    file: BucketFile
+    number: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file.size_bytes(self.number)
+
+    def tables(self) -> Iterator[pa.Table]:
+        return self.file.read(self.number)
+
+
+def _pieces(
+    files: Sequence[BucketFile], workspace: Workspace
+) -> Iterator[tuple[Piece, list[_Bucket]]]:
+    """Yield where the rows of each part are: in one piece, or in several that fit into memory."""
+    for part in sorted({number for file in files for number in file.numbers()}):
+        with ExitStack() as stack:
+            pieces = _split([_Bucket(file, part) for file in files], workspace, stack)
+            for number, buckets in enumerate(pieces):
+                yield Piece(part, number, len(pieces)), buckets
+
+
+def _split(buckets: list[_Bucket], workspace: Workspace, stack: ExitStack) -> list[list[_Bucket]]:
+    """Return the rows of a part in ranges of places, each of which fits into memory.
+
+    The number of rows does not bound the size of a part: the largest ones may be next to each
+    other. Rows with the same place, which are those of a group, are not divided. `stack` closes and
+    deletes the files of the ranges.
+    """
+    size = sum(bucket.size_bytes for bucket in buckets)
+    if size <= _MAX_PART_FACTOR * workspace.part_bytes:
+        return [buckets]
+    tables = (rows for bucket in buckets for rows in bucket.tables())
+    ranges = [(int(one.min()), int(one.max())) for one in map(_places, tables)]
+    first = min(first for first, _ in ranges)
+    count = max(last for _, last in ranges) - first + 1
+    if count == 1:
+        return [buckets]
+    width = -(-count // min(-(-size // workspace.part_bytes), count))
+    files = [_open_file(workspace, stack) for _ in buckets]
+    for bucket, file in zip(buckets, files, strict=True):
+        for rows in bucket.tables():
+            places = _places(rows)
+            number = places.dtype.type
+            file.append(((places - number(first)) // number(width)).astype(np.int64), rows)
+    numbers = sorted({number for file in files for number in file.numbers()})
+    return [
+        piece
+        for number in numbers
+        for piece in _split([_Bucket(file, number) for file in files], workspace, stack)
+    ]
+
+
+def _places(rows: pa.Table) -> IntArray:
+    """Return the places of rows, or the hashes by which they are ordered."""
+    return int64_values(rows.column(0))
+
+
+def _open_file(workspace: Workspace, stack: ExitStack) -> BucketFile:
+    path = workspace.folder / f"{uuid.uuid4().hex}.pieces"
+    stack.callback(path.unlink)
+    return stack.enter_context(closing(BucketFile(path, workspace.buffer_bytes)))
 
 
 def _distribute(
@@ -416,11 +495,9 @@ class JoinedParts:
         }
         with closing(self._left), closing(self._right):
             try:
-                total = self._distribute_sides(files, complete)
-                for number in range(-(-total // self._part_rows)):
-                    if number not in complete:
-                        count = min(self._part_rows, total - number * self._part_rows)
-                        yield number, self._part(files, number, count)
+                self._distribute_sides(files, complete)
+                for piece, buckets in _pieces([*files.values()], self._workspace):
+                    yield piece, self._part(buckets)
             finally:
                 for file in files.values():
                     file.close()
@@ -428,8 +505,7 @@ class JoinedParts:
     def _side(self, side: str) -> StoredRows:
         return self._left if side == "left" else self._right
 
-    def _distribute_sides(self, files: dict[str, BucketFile], complete: Collection[int]) -> int:
-        """Return the number of rows of the join."""
+    def _distribute_sides(self, files: dict[str, BucketFile], complete: Collection[int]) -> None:
         sides = self._join.sides
         with closing(_open_database(self._workspace)) as database:
             for side, keys in (("left", self._join.left), ("right", self._join.right)):
@@ -449,8 +525,6 @@ class JoinedParts:
                 query = f'SELECT "{side}", place FROM pairs WHERE "{side}" IS NOT NULL ORDER BY ALL'  # noqa: S608
                 target = _Target(files[side], self._part_rows, complete)
                 _distribute(self._side(side).blocks(), database.placements(query), target)
-            count = next(database.stream("SELECT count(*) FROM pairs"))
-            return int(count.column(0)[0].as_py())
 
     def _query(self) -> str:
         sides = ", ".join(f'"{side}"."row" AS "{side}"' for side in self._join.sides)
@@ -464,20 +538,22 @@ class JoinedParts:
             f'{second}_keys AS "{second}" ON {condition}'
         )
 
-    def _part(self, files: dict[str, BucketFile], number: int, count: int) -> pa.Table:
-        first = number * self._part_rows
+    def _part(self, buckets: Sequence[_Bucket]) -> pa.Table:
         tables = {side: empty_table(self._side(side).schema) for side in ("left", "right")}
+        places = {side: np.zeros(0, dtype=np.int64) for side in self._join.sides}
+        for side, bucket in zip(self._join.sides, buckets, strict=True):
+            if found := [*bucket.tables()]:
+                rows = concat_blocks(found)
+                places[side], tables[side] = int64_values(rows.column(0)), rows.remove_column(0)
+        # Each place has a row of one side or of both.
+        first = min(int(one.min()) for one in places.values() if len(one))
+        count = max(int(one.max()) for one in places.values() if len(one)) - first + 1
         indices: dict[str, pa.Array] = {}
-        for side, file in files.items():
-            found = [*file.read(number)]
+        for side, found_places in places.items():
             numbers = np.zeros(count, dtype=np.int64)
             mask = np.ones(count, dtype=np.bool_)
-            if found:
-                rows = concat_blocks(found)
-                places = int64_values(rows.column(0)) - first
-                numbers[places] = np.arange(len(places))
-                mask[places] = False
-                tables[side] = rows.remove_column(0)
+            numbers[found_places - first] = np.arange(len(found_places))
+            mask[found_places - first] = False
             indices[side] = pa.array(numbers, mask=mask)
         pairs = pa.table({**self._join.key_values(tables, indices), **indices})
         return joined_columns(pairs, tables["left"], tables["right"], self._join)
@@ -530,8 +606,8 @@ class ShuffledParts:
                     needed = ~np.isin(numbers, [*complete])
                     numbers, placed = numbers[needed], placed.filter(pa.array(needed))
                 file.append(numbers, placed)
-            for number in file.numbers():
-                yield number, _in_order(file.read(number))
+            for piece, (bucket,) in _pieces([file], self._workspace):
+                yield piece, _in_order(bucket.tables())
 
 
 # --- Distinct values ------------------------------------------------------------------------------

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 import importlib
+import re
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -336,16 +337,35 @@ def stored_source(folder: Store) -> FormatSource:
     return FormatSource(FileSet.of_paths([folder.url], options, None), ParquetFormat())
 
 
+class Piece(NamedTuple):
+    """A file of a result: a part, or one of several pieces of a part with larger rows.
+
+    The order of the rows is that of the tuples, and of the names of the files.
+    """
+
+    part: int
+    number: int = 0
+    pieces: int = 1
+
+    def file_name(self, suffix: str) -> str:
+        """Return the name of the file."""
+        piece = f".{self.number:06d}-of-{self.pieces:06d}" if self.pieces > 1 else ""
+        return f"{self.part:06d}{piece}{suffix}"
+
+
+_PIECE = re.compile(r"(\d+)(?:\.(\d+)-of-(\d+))?")
+
+
 class NumberedParts(Protocol):
-    """Rows in parts, each of which is a file."""
+    """Rows in parts, each of which is a file or several."""
 
     @property
     def tag(self) -> str:
         """What determines which rows a part has; part of the names of the files."""
         ...
 
-    def read(self, complete: Collection[int]) -> Generator[tuple[int, pa.Table], None, None]:
-        """Yield the parts, without those that are complete, in ascending order."""
+    def read(self, complete: Collection[int]) -> Generator[tuple[Piece, pa.Table], None, None]:
+        """Yield the pieces of parts, without those that are complete, in ascending order."""
         ...
 
 
@@ -357,7 +377,7 @@ def write_parts(
     *,
     is_repeatable: bool,
 ) -> FormatSource:
-    """Write each part to a file as `materialize` does, and return the source of these files.
+    """Write the parts to files as `materialize` does, and return the source of these files.
 
     If `is_repeatable`, parts that an interrupted call has written are not computed again: another
     call computes the same rows. `schema` returns the columns of an empty result. Raises
@@ -366,40 +386,49 @@ def write_parts(
     encode = parquet_encoder(row_group_bytes)
     attempt = "" if is_repeatable else f"-{uuid.uuid4().hex}"
     suffix = f"-{parts.tag}{attempt}.parquet"
-    complete = _complete_parts(folder, suffix)
+    pieces = _complete_pieces(folder, suffix)
 
-    def write(number: int, rows: pa.Table) -> None:
-        folder.put(f"{number:06d}{suffix}", encode(encode_tensors(rows)))
+    def write(piece: Piece, rows: pa.Table) -> None:
+        folder.put(piece.file_name(suffix), encode(encode_tensors(rows)))
 
-    numbers = set(complete)
     with (
         ThreadPoolExecutor(_PART_UPLOADS, "spotfit-write") as executor,
-        closing(parts.read(complete)) as found,
+        closing(parts.read({piece.part for piece in pieces})) as found,
     ):
         pending: deque[Future[None]] = deque()
-        for number, rows in found:
-            pending.append(executor.submit(write, number, rows))
-            numbers.add(number)
+        for piece, rows in found:
+            pending.append(executor.submit(write, piece, rows))
+            pieces.add(piece)
             if len(pending) >= _PART_UPLOADS:
                 pending.popleft().result()
         for future in pending:
             future.result()
-    if not numbers:
+    if not pieces:
         folder.put(_EMPTY_KEY, encode(encode_tensors(empty_table(schema()))))
-    _mark_complete(folder, [f"{number:06d}{suffix}" for number in numbers] or [_EMPTY_KEY])
+    _mark_complete(folder, [piece.file_name(suffix) for piece in pieces] or [_EMPTY_KEY])
     return stored_source(folder)
 
 
-def _complete_parts(folder: Store, suffix: str) -> frozenset[int]:
-    """Return the numbers of the parts that are written; deletes other files of the folder."""
-    numbers = set()
-    for info in [*folder.list()]:
-        number = info.key.removesuffix(suffix)
-        if number != info.key and number.isdecimal():
-            numbers.add(int(number))
-        else:
-            folder.delete(info.key)
-    return frozenset(numbers)
+def _complete_pieces(folder: Store, suffix: str) -> set[Piece]:
+    """Return the pieces of parts that are written; deletes other files of the folder."""
+    found: dict[str, Piece] = {}
+    keys = [info.key for info in folder.list()]
+    for key in keys:
+        match = _PIECE.fullmatch(key.removesuffix(suffix)) if key.endswith(suffix) else None
+        if match is not None:
+            piece = Piece(int(match[1]), int(match[2] or 0), int(match[3] or 1))
+            if piece.file_name(suffix) == key:
+                found[key] = piece
+    written = Counter((piece.part, piece.pieces) for piece in found.values())
+    complete = {
+        key: piece
+        for key, piece in found.items()
+        if written[piece.part, piece.pieces] == piece.pieces
+    }
+    for key in keys:
+        if key not in complete:
+            folder.delete(key)
+    return {*complete.values()}
 
 
 # --- Other libraries ------------------------------------------------------------------------------

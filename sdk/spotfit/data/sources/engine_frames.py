@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from spotfit.core.errors import AlreadyExistsError, ConfigError, IntegrityError, NotFoundError
+from spotfit.data.captured_values import digest_captured
 from spotfit.data.files import FileSet, PathOptions
 from spotfit.data.sources.file_source import FormatSource
 from spotfit.data.sources.frame_writers import FrameWriter, check_can_write
@@ -27,6 +28,8 @@ from spotfit.store.factory import open_store, with_bucket_region
 from spotfit.store.transfer import concurrent_map
 from spotfit.store.url import RootUrl, validate_file_key
 
+_ACCESS = ("storage_options", "filesystem", "io_config")
+"""Options of how to access the folder, such as credentials, which may change between writes."""
 _HASHED_BYTES = 8 * 2**20
 """Read by one request while the content of a file is hashed."""
 
@@ -60,7 +63,7 @@ class WrittenFrame:
     path: str | None = None
     """Folder for the files and their records; None: in the directory of the run."""
     key: str | None = None
-    """Name of the rows; None: from what determines them."""
+    """Name of the rows; None: the hash of their files."""
 
     def to_source(self) -> FormatSource:
         """Write the rows unless that was done, and return the source of the files.
@@ -69,10 +72,10 @@ class WrittenFrame:
         `IntegrityError` for a record with names outside of its folder.
         """
         root = self._open_root()
-        known = self.key or self.writer.find_token()
-        rows = None if known is None else self._find_record(root, known)
+        name = None if self.key is None else self._record_name(self.key)
+        rows = None if name is None else self._find_record(root, name)
         if rows is None:
-            rows = self._write(root, known)
+            rows = self._write(root, name)
         self._check_complete(root, rows)
         folder = RootUrl.parse(root.url).join(rows.folder)
         paths = [str(folder.join(name)) for name, _ in rows.files]
@@ -94,7 +97,22 @@ class WrittenFrame:
         check_can_write(library, RootUrl.parse(root.url))
         return with_bucket_region(root)
 
-    def _write(self, root: Store, known: str | None) -> WrittenRows:
+    def _record_name(self, key: str) -> str:
+        """Return the key, with the hash of options that may change the files. `ConfigError`."""
+        options = {name: one for name, one in self.writer.options.items() if name not in _ACCESS}
+        if not options:
+            return key
+        digest = digest_captured(sorted(options.items()))
+        if digest is None:
+            raise ConfigError(
+                f"from_{self.writer.library}(key={key!r}) cannot compare write_options "
+                f"{', '.join(sorted(options))} with those of earlier rows: an object in them "
+                "cannot be pickled.",
+                do="Leave out key=, or pass options that can be pickled.",
+            )
+        return f"{key}.{digest[:16]}"
+
+    def _write(self, root: Store, name: str | None) -> WrittenRows:
         folder = uuid.uuid4().hex
         log.info("data.frame_write_started", library=self.writer.library, url=root.url)
         try:
@@ -107,7 +125,7 @@ class WrittenFrame:
             expected = " files" if names is None else f" of {len(names)} files"
             raise self._write_error(root, f"this process finds {len(sizes)}{expected} there")
         files = tuple((name, sizes[name]) for name in ordered)
-        content = known or _content_hash(root, folder, files)
+        content = name or _content_hash(root, folder, files)
         return self._commit(root, content, WrittenRows(folder, files))
 
     def _commit(self, root: Store, content: str, rows: WrittenRows) -> WrittenRows:

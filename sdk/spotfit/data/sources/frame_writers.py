@@ -29,8 +29,9 @@ class FrameWriter(Protocol):
         """The name of the library, for messages and names of files."""
         ...
 
-    def find_token(self) -> str | None:
-        """Return text that determines the rows, the same in every process; None if unknown."""
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Arguments of the user for the library's writer."""
         ...
 
     def write(self, folder: RootUrl) -> Sequence[str] | None:
@@ -50,13 +51,6 @@ class DaskWriter:
     options: Mapping[str, Any] = field(default_factory=dict)
     library = "dask"
 
-    def find_token(self) -> str | None:
-        """Return the hash of the graph, which covers the versions of the files that it reads."""
-        try:
-            return str(sys.modules["dask.base"].tokenize(self.frame, ensure_deterministic=True))
-        except RuntimeError:  # a part of the graph has no hash that other processes compute, too
-            return None
-
     def write(self, folder: RootUrl) -> None:
         """Call `to_parquet`, without the index."""
         rows = _rows_per_group(self.frame.dtypes)
@@ -72,9 +66,6 @@ class SparkWriter:
     options: Mapping[str, Any] = field(default_factory=dict)
     library = "spark"
 
-    def find_token(self) -> None:
-        """Return None: the hash of a plan does not cover the content of files."""
-
     def write(self, folder: RootUrl) -> None:
         """Call `DataFrame.write.parquet`, with the options of Spark's writer."""
         options = {"parquet.block.size": ROW_GROUP_BYTES, **self.options}
@@ -88,9 +79,6 @@ class DaftWriter:
     frame: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     library = "daft"
-
-    def find_token(self) -> None:
-        """Return None: the plan does not cover the content of files."""
 
     def write(self, folder: RootUrl) -> list[str]:
         """Call `write_parquet`; the names of the files are random."""
@@ -108,9 +96,6 @@ class RayWriter:
     options: Mapping[str, Any] = field(default_factory=dict)
     library = "ray"
 
-    def find_token(self) -> None:
-        """Return None: the plan has the names of functions, not their content."""
-
     def write(self, folder: RootUrl) -> None:
         """Call `write_parquet`, whose files have the numbers of the blocks in their names."""
         schema = self.frame.schema()
@@ -126,9 +111,6 @@ class ModinWriter:
     frame: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     library = "modin"
-
-    def find_token(self) -> None:
-        """Return None: the rows are in the memory of the cluster."""
 
     def write(self, folder: RootUrl) -> None:
         """Call `to_parquet`, without the index."""

@@ -37,13 +37,11 @@ from spotfit.data.operations.relational import (
     sort_order,
     sorted_table,
 )
-from spotfit.data.operations.writers import NumberedParts
+from spotfit.data.operations.writers import NumberedParts, Piece
 from spotfit.data.plans.row_functions import map_batches_transform
 from spotfit.data.plans.row_plan import RowPlan
 from spotfit.data.user_functions import user_function
 from tests.unit.data.row_sources import UnitSource, number_plan
-
-pytest.importorskip("duckdb")
 
 _FLOATS = [0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 1e-310]
 KEYS: dict[pa.DataType, Callable[[random.Random], Any]] = {
@@ -261,8 +259,60 @@ def test_complete_parts_are_not_computed_again(tmp_path: Path) -> None:
     all_parts = dict(SortedParts(plan, order, workspace(tmp_path)).read(()))
     assert len(all_parts) > 3
     rest = dict(SortedParts(plan, order, workspace(tmp_path)).read({0, 2}))
-    assert rest.keys() == all_parts.keys() - {0, 2}
-    assert all(table.equals(all_parts[number]) for number, table in rest.items())
+    assert rest.keys() == all_parts.keys() - {Piece(0), Piece(2)}
+    assert all(table.equals(all_parts[piece]) for piece, table in rest.items())
+
+
+PART_BYTES = 4096
+LARGE_ROW_BYTES = 1000
+
+
+def uneven_plan(**columns: Any) -> RowPlan:
+    """1000 rows, of which 100 are larger than those of the units whose sizes are read."""
+    texts = ["x" * (LARGE_ROW_BYTES if 450 <= n < 550 else 1) for n in range(1000)]
+    table = pa.table({"n": range(1000), **columns, "text": texts})
+    return RowPlan.of_source(UnitSource(table, (250, 100, 50, 200, 50, 100, 250)))
+
+
+def uneven_parts(operation: str, space: Workspace) -> tuple[NumberedParts, pa.Table]:
+    """An operation that places all large rows next to each other, and its result in memory."""
+    plan = uneven_plan(k=[n % 50 if 450 <= n < 550 else 50 + n for n in range(1000)])
+    if operation == "sort":
+        order = [("k", "ascending")]
+        return SortedParts(plan, order, space), sorted_table(plan, "k", descending=False)
+    if operation == "join":
+        join = JoinKeys.of_arguments("full_outer", "n", None, ("_l", "_r"))
+        return JoinedParts(plan, plan, join, space), joined_table(plan, plan, join)
+
+    def apply(blocks: Any) -> pa.Table:
+        return map_groups(concat_blocks([*blocks]), ["k"], lambda group: group)
+
+    expected = mapped_groups(plan, ["k"], lambda group: group)
+    return GroupedParts(plan, ["k"], apply, space), expected
+
+
+@pytest.mark.parametrize("operation", ["sort", "map_groups", "join"])
+def test_parts_with_larger_rows_than_expected_are_divided(operation: str, tmp_path: Path) -> None:
+    parts, expected = uneven_parts(operation, workspace(tmp_path, part_bytes=PART_BYTES))
+    tables = rows_of(parts)
+    assert_equal_rows(tables, expected, 0)
+    assert max(table.nbytes for table in tables) <= 2 * PART_BYTES
+    assert [*tmp_path.glob("*.pieces")] == []
+
+
+def test_a_group_with_larger_rows_than_expected_is_not_divided(tmp_path: Path) -> None:
+    plan = uneven_plan(k=[450 <= n < 550 for n in range(1000)])
+    space = workspace(tmp_path, part_bytes=PART_BYTES)
+    parts = GroupedParts(plan, ["k"], lambda blocks: concat_blocks([*blocks]), space)
+    assert [set(table["k"].to_pylist()) for table in rows_of(parts)] == [{False}, {True}]
+
+
+def test_a_shuffle_of_uneven_rows_is_that_of_memory(tmp_path: Path) -> None:
+    plan = uneven_plan()
+    parts = ShuffledParts(plan, shuffle_key(5), workspace(tmp_path, part_bytes=PART_BYTES))
+    tables = rows_of(parts)
+    assert_equal_rows(tables, shuffled_table(plan, 5), 0)
+    assert max(table.nbytes for table in tables) <= 2 * PART_BYTES
 
 
 def test_a_function_of_the_user_is_called_once_for_each_row(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import pytest
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.operations.key_database import KeyDatabase, key_batches
 
-pytest.importorskip("duckdb")
-
 SCHEMA = pa.schema([("row", pa.int64()), ("k0", pa.int64())])
 
 

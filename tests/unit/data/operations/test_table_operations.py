@@ -47,7 +47,6 @@ def context(tmp_path: Path) -> Iterator[DataContext]:
 @pytest.fixture
 def little_memory(context: DataContext, monkeypatch: pytest.MonkeyPatch) -> DataContext:
     """No rows fit, and parts have a few of them."""
-    pytest.importorskip("duckdb")
     monkeypatch.setattr(table_operations, "_MEMORY_FACTOR", 2**40)
     monkeypatch.setattr(Workspace, "part_bytes", 1024)
     return context
@@ -203,6 +202,27 @@ def test_an_interrupted_operation_computes_the_missing_parts_only(
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
+def test_an_interrupted_operation_computes_parts_of_which_a_piece_is_missing(
+    little_memory: DataContext, tmp_path: Path
+) -> None:
+    texts = ["x" * (1000 if 450 <= n < 550 else 1) for n in range(1000)]
+    table = pa.table({"n": range(1000), "text": texts})
+    # The sizes of small rows are read: those of the units 0, 2, 4 and 6.
+    ds = Dataset.of_source(UnitSource(table, (250, 100, 50, 200, 50, 100, 250)))
+    folder = tmp_path / "results"
+    expected = ds.random_shuffle(exact=True).materialize(folder).take_all()
+    (subfolder,) = folder.iterdir()
+    paths = sorted(subfolder.glob("*.parquet"))
+    pieces = [path for path in paths if path.name.startswith("000001.")]
+    assert len(pieces) > 2
+    (subfolder / "_SUCCESS").unlink()
+    pieces[1].unlink()
+    times = {path: path.stat().st_mtime_ns for path in paths if path not in pieces}
+    assert ds.random_shuffle(exact=True).materialize(folder).take_all() == expected
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert sorted(subfolder.glob("*.parquet")) == paths
+
+
 def test_a_result_without_one_of_its_files_is_written_again(
     little_memory: DataContext, tmp_path: Path
 ) -> None:
@@ -219,10 +239,10 @@ def test_files_that_another_process_deletes_meanwhile_are_an_error(
     read = SortedParts.read
 
     def read_and_delete(self: SortedParts, complete: Collection[int]) -> Iterator[Any]:
-        for number, rows in read(self, complete):
-            if number == 3:
+        for piece, rows in read(self, complete):
+            if piece.part == 3:
                 next(tmp_path.rglob("000000-*.parquet")).unlink()
-            yield number, rows
+            yield piece, rows
 
     monkeypatch.setattr(SortedParts, "read", read_and_delete)
     with pytest.raises(InfrastructureError, match="Another process changed the files"):
@@ -348,7 +368,6 @@ def test_the_order_of_an_exact_shuffle_is_that_of_every_epoch(context: DataConte
 def test_rows_beyond_the_limit_need_less_memory_than_their_size(
     operation: str, size_mib: int, tmp_path: Path
 ) -> None:
-    pytest.importorskip("duckdb")
     module = "tests.unit.data.operations.large_rows"
     done = subprocess.run(
         [sys.executable, "-m", module, operation, str(size_mib), "128", str(tmp_path)],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -25,16 +26,13 @@ class PartWriter:
     """Writes a file for each part, as the libraries do, from this process."""
 
     parts: Sequence[Sequence[int]]
-    token: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     names: Sequence[str] | None = None
     lost: int = 0
     """Files that the lister does not find, as on another machine's disk."""
     error: Exception | None = None
     writes: int = field(default=0, init=False)
     library = "engine"
-
-    def find_token(self) -> str | None:
-        return self.token
 
     def write(self, folder: RootUrl) -> Sequence[str] | None:
         self.writes += 1
@@ -74,12 +72,39 @@ def test_files_with_random_names_are_in_the_order_of_the_rows(tmp_path: Path) ->
     assert ids_of(frame) == ids_of(frame) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("key", "token"), [("v1", None), (None, "hash")])
-def test_known_rows_are_written_once(tmp_path: Path, key: str | None, token: str | None) -> None:
-    writer = PartWriter([[0, 1]], token)
-    first = digest_of(WrittenFrame(writer, str(tmp_path), key))
-    assert digest_of(WrittenFrame(writer, str(tmp_path), key)) == first
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}])
+def test_rows_of_a_key_are_written_once(tmp_path: Path, options: dict[str, Any]) -> None:
+    writer = PartWriter([[0, 1]], options)
+    first = digest_of(WrittenFrame(writer, str(tmp_path), "v1"))
+    assert digest_of(WrittenFrame(writer, str(tmp_path), "v1")) == first
     assert writer.writes == 1
+
+
+def test_rows_of_a_key_are_written_again_with_other_options(tmp_path: Path) -> None:
+    written = [
+        ids_of(WrittenFrame(PartWriter([part], options), str(tmp_path), "v1"))
+        for part, options in (
+            ([0], {}),
+            ([1], {"schema": pa.schema([("id", pa.int32())])}),
+            ([2], {"schema": pa.schema([("id", pa.int64())])}),
+        )
+    ]
+    assert written == [[0], [1], [2]]
+
+
+def test_other_credentials_do_not_write_rows_again(tmp_path: Path) -> None:
+    writers = [PartWriter([[0]], {"storage_options": {"token": token}}) for token in "ab"]
+    for writer in writers:
+        assert ids_of(WrittenFrame(writer, str(tmp_path), "v1")) == [0]
+    assert [writer.writes for writer in writers] == [1, 0]
+
+
+def test_options_that_cannot_be_compared_are_refused_with_a_key(tmp_path: Path) -> None:
+    with (tmp_path / "open").open("w") as file:
+        writer = PartWriter([[0]], {"provider": file})
+        with pytest.raises(ConfigError, match="cannot compare write_options provider"):
+            WrittenFrame(writer, str(tmp_path), "v1").to_source()
+        assert ids_of(WrittenFrame(writer, str(tmp_path))) == [0]
 
 
 def test_equal_files_are_kept_once(tmp_path: Path) -> None:
