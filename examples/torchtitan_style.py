@@ -75,7 +75,7 @@ def parallelize(model: Classifier, mesh: DeviceMesh) -> Classifier:
     return model
 
 
-class ModelState(Stateful):
+class AppState(Stateful):
     """Parameters and optimizer state, by names that do not depend on the mesh."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -158,7 +158,7 @@ def main() -> None:
 
     progress = TrainState()
     manager = CheckpointManager(
-        {"app": ModelState(model, optimizer), "train_state": progress}, interval=arguments.interval
+        {"app": AppState(model, optimizer), "train_state": progress}, interval=arguments.interval
     )
     manager.load()
     if dist.get_rank() == 0:

@@ -15,6 +15,8 @@ STORAGE = "BENCH_STORAGE"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """As that of spotfit and Ray Train: the workload uses all three by this name."""
+
     path: Path
 
     @classmethod

@@ -31,6 +31,7 @@ from spotfit.model.events import (
     GroupWaiting,
     JournalEntry,
     LeaderElected,
+    MachineEvent,
     MachinesChosen,
     MachinesObserved,
     NodeLost,
@@ -412,13 +413,7 @@ class InvariantChecker:
 
     def _check_decision(  # one case per event type
         self,
-        event: GroupPlanned
-        | GroupSubmitted
-        | GroupRefused
-        | GroupWaiting
-        | NodeLost
-        | GroupsReleased
-        | PreemptionNoticed
+        event: MachineEvent
         | RoundOpened
         | TrainingFunctionStarted
         | RoundClosed
@@ -429,30 +424,10 @@ class InvariantChecker:
         | TrainingEnded
         | FeedersStopped
         | FitEnded
-        | MachinesChosen
-        | MachinesObserved
-        | PricesChanged,
+        | MachinesChosen,
     ) -> str | None:
         view = self.reference_view
         match event:
-            case GroupPlanned():
-                return self._check_intent(event)
-            case GroupSubmitted(token=token) | GroupRefused(token=token):
-                # An outcome without an intent, or a second outcome, means a request outside of the
-                # journal.
-                pending = token in view.groups and view.groups[token].is_pending
-                return None if pending else f"{token} was not pending"
-            case GroupWaiting(token=token):
-                is_open = token in view.groups and not view.groups[token].is_closed
-                return None if is_open else f"{token} does not wait"
-            case NodeLost():
-                return self._check_loss(event)
-            case GroupsReleased(token=token, other_tokens=others):
-                groups = view.groups
-                lost = [t for t in (token, *others) if t not in groups or groups[t].is_released]
-                return f"{', '.join(lost)} was not held" if lost else None
-            case PreemptionNoticed():
-                return None
             case MachinesChosen():
                 return None if self.reference_view.is_active else "machines chosen after the end"
             case RoundOpened():
@@ -475,11 +450,35 @@ class InvariantChecker:
                 return self._check_result(ended)
             case FitEnded():
                 return self._check_fit_end(event)
+            case FeedersStopped():
+                return "feeders were stopped before" if view.feeders_stopped else None
+            case _:
+                return self._check_machine_event(event)
+
+    def _check_machine_event(self, event: MachineEvent) -> str | None:
+        view = self.reference_view
+        match event:
+            case GroupPlanned():
+                return self._check_intent(event)
+            case GroupSubmitted(token=token) | GroupRefused(token=token):
+                # An outcome without an intent, or a second outcome, means a request outside of the
+                # journal.
+                pending = token in view.groups and view.groups[token].is_pending
+                return None if pending else f"{token} was not pending"
+            case GroupWaiting(token=token):
+                is_open = token in view.groups and not view.groups[token].is_closed
+                return None if is_open else f"{token} does not wait"
+            case NodeLost():
+                return self._check_loss(event)
+            case GroupsReleased(token=token, other_tokens=others):
+                groups = view.groups
+                lost = [t for t in (token, *others) if t not in groups or groups[t].is_released]
+                return f"{', '.join(lost)} was not held" if lost else None
+            case PreemptionNoticed():
+                return None
             case MachinesObserved(times=times):
                 unknown = times.keys() - view.usage.groups.keys()
                 return f"{', '.join(unknown)} has no machines" if unknown else None
-            case FeedersStopped():
-                return "feeders were stopped before" if view.feeders_stopped else None
             case PricesChanged():
                 return None
         assert_never(event)

@@ -1072,33 +1072,23 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
     scenarios. Half of the groups are elastic, and most of these are slower with fewer workers.
     """
     rng, sizes = SeededStreams(seed).stream("deadline"), SeededStreams(seed).stream("elastic")
-    workers, least = rng.choice([1, 2, 2, 3]), None  # the smallest number, if it is elastic
-    if sizes.bernoulli(0.4):
-        workers = sizes.choice([2, 3, 4, 6])
-        least = sizes.choice([1, max(1, workers // 2)])
-    workload = Workload(
-        steps=rng.randint(90, 300),
-        step_s=(20.0, 21.0),
-        report_every=1,
-        save_every=rng.choice([1, 2, 5]),
-        upload_s=(0.5, 5.0),
-        uploads_in_background=True,
-        uses_snapshots=rng.bernoulli(0.5),
-        saves_at_end=True,
-        full_size=workers if least is not None and sizes.bernoulli(0.8) else 0,
-    )
+    workers, least = _draw_group_size(rng, sizes)
+    is_elastic = least is not None
+    workload = _draw_hourly_workload(rng)
+    if is_elastic and sizes.bernoulli(0.8):
+        workload = replace(workload, full_size=workers)
     training_s = workload.steps * workload.step_s[1] * 1.02
     deadline_s = training_s * rng.uniform(1.08, 1.9) + changeover_s
     market = _draw_offers(
         rng,
         machines=workers,
         duration_s=deadline_s + changeover_s,
-        partial=sizes if least is not None else None,
+        partial=sizes if is_elastic else None,
     )
     return Scenario(
         f"deadline {seed}",
         num_workers=workers,
-        min_workers=1 if least is None and workers > 1 and rng.bernoulli(0.25) else least,
+        min_workers=1 if not is_elastic and workers > 1 and rng.bernoulli(0.25) else least,
         slots_per_machine=1,
         workload=workload,
         market=market,
@@ -1126,6 +1116,29 @@ def deadline_scenario(seed: int, *, changeover_s: float = 600.0) -> Scenario:
         faults_duration_s=deadline_s + changeover_s,
         completion_timeout_s=2 * training_s + 3600.0,
         release_timeout_s=300.0,
+    )
+
+
+def _draw_group_size(rng: RandomStream, sizes: RandomStream) -> tuple[int, int | None]:
+    """Return the number of workers and, of an elastic group, the smallest one."""
+    workers = rng.choice([1, 2, 2, 3])
+    if not sizes.bernoulli(0.4):
+        return workers, None
+    workers = sizes.choice([2, 3, 4, 6])
+    return workers, sizes.choice([1, max(1, workers // 2)])
+
+
+def _draw_hourly_workload(rng: RandomStream) -> Workload:
+    """Return a workload of half an hour to almost two hours."""
+    return Workload(
+        steps=rng.randint(90, 300),
+        step_s=(20.0, 21.0),
+        report_every=1,
+        save_every=rng.choice([1, 2, 5]),
+        upload_s=(0.5, 5.0),
+        uploads_in_background=True,
+        uses_snapshots=rng.bernoulli(0.5),
+        saves_at_end=True,
     )
 
 

@@ -22,6 +22,7 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachineEvent,
     MachinesChosen,
     MachinesObserved,
     MachineTimes,
@@ -121,25 +122,6 @@ def describe_event(event: JournalEvent) -> str:
         case LeaderElected(leader=leader, epoch=epoch, reason=reason, lost_leader=lost):
             lost_text = f" (lost {lost})" if lost else ""
             return f"{leader} elected leader, epoch {epoch}: {reason}{lost_text}"
-        case GroupPlanned(request=request, plan=plan, reason=reason):
-            # Groups for validation and for feeders have one machine.
-            purposes = {"train": "machines", "validate": "machine for validation"}
-            what = purposes.get(request.role, "machine for feeders")
-            return f"planned {plan.token}: {plan.num_nodes} {what} ({reason})"
-        case GroupSubmitted(token=token):
-            return f"submitted {token}"
-        case GroupRefused(token=token, reason=reason, is_final=final):
-            return f"refused {token}{' permanently' if final else ''}: {reason}"
-        case GroupWaiting(token=token, reason=reason):
-            return f"{token} waits: {reason}" if reason else f"{token} runs"
-        case NodeLost(token=token, node=node, agent=agent, reason=reason, is_unused=True):
-            return f"released unused {token}.{node} ({agent}): {reason}"
-        case NodeLost(token=token, node=node, agent=agent, reason=reason):
-            return f"lost {token}.{node} ({agent}): {reason}"
-        case GroupsReleased(token=token, other_tokens=others):
-            return f"released {', '.join((token, *others))}"
-        case PreemptionNoticed(agent=agent, notice=notice):
-            return f"preemption notice for {agent}: {notice.seconds_left} s left"
         case RoundOpened(round=opened):
             nodes = [f"{on.agent}:{on.first_rank}+{on.num_workers}" for on in opened.assignments]
             return f"round {opened.number} opened from {opened.checkpoint_name}: {', '.join(nodes)}"
@@ -166,6 +148,31 @@ def describe_event(event: JournalEvent) -> str:
             return f"cancel requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, metrics=metrics):
             return f"FIT ENDED: {outcome} {reason} {metrics}"
+        case _:
+            return _describe_machine_event(event)
+
+
+def _describe_machine_event(event: MachineEvent) -> str:
+    match event:
+        case GroupPlanned(request=request, plan=plan, reason=reason):
+            # Groups for validation and for feeders have one machine.
+            purposes = {"train": "machines", "validate": "machine for validation"}
+            what = purposes.get(request.role, "machine for feeders")
+            return f"planned {plan.token}: {plan.num_nodes} {what} ({reason})"
+        case GroupSubmitted(token=token):
+            return f"submitted {token}"
+        case GroupRefused(token=token, reason=reason, is_final=final):
+            return f"refused {token}{' permanently' if final else ''}: {reason}"
+        case GroupWaiting(token=token, reason=reason):
+            return f"{token} waits: {reason}" if reason else f"{token} runs"
+        case NodeLost(token=token, node=node, agent=agent, reason=reason, is_unused=True):
+            return f"released unused {token}.{node} ({agent}): {reason}"
+        case NodeLost(token=token, node=node, agent=agent, reason=reason):
+            return f"lost {token}.{node} ({agent}): {reason}"
+        case GroupsReleased(token=token, other_tokens=others):
+            return f"released {', '.join((token, *others))}"
+        case PreemptionNoticed(agent=agent, notice=notice):
+            return f"preemption notice for {agent}: {notice.seconds_left} s left"
         case MachinesObserved(times=times):
             nodes = [
                 f"{token}.{one.node}{_describe_times(one)}"

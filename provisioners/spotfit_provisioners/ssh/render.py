@@ -175,13 +175,13 @@ fi
 
 
 def remove_script(machine_dir: str) -> str:
-    """Return a script that kills a machine and deletes its directory.
+    """Return a script that kills a machine, waits for its end and deletes its directory.
 
-    Afterwards the same group can be submitted again.
+    Afterwards the same group can be submitted again. The directory of a machine whose processes do
+    not end stays: the next submission finds the machine.
     """
     return f"""{_prologue(machine_dir)}
-kill_all "$mark"
-rm -rf "$place"
+if kill_all "$mark"; then rm -rf "$place"; fi
 """
 
 
@@ -226,17 +226,26 @@ def _shell_lines(options: SshOptions, last: str) -> str:
     return "\n".join((*options.setup, last))
 
 
+# At least 5 s. A process that waits for a disk or a device ends only afterwards.
+_MAX_KILL_PASSES = 100
+
 # A machine is alive while any process has its marker in its environment. Process groups and
 # sessions can be left by descendants, and process ids are reused.
 _PROCESS_FUNCTIONS = f"""
 alive() {{ grep -qsF "{MARKER_VARIABLE}=$1" /proc/[0-9]*/environ; }}
-kill_all() {{  # twice: a process that is being forked may be missed the first time
-    for _ in 1 2; do
+kill_all() {{  # until none is left: a killed process still runs until it is scheduled
+    passes=0
+    while [ $passes -lt {_MAX_KILL_PASSES} ]; do
+        passes=$((passes + 1)) found=
         for one in $(grep -lsF "{MARKER_VARIABLE}=$1" /proc/[0-9]*/environ); do
             one=${{one#/proc/}} one=${{one%/environ}}
-            [ "$one" = "$2" ] || kill -s KILL "$one" 2>/dev/null
+            [ "$one" = "$2" ] || ! kill -s KILL "$one" 2>/dev/null || found=1
         done
+        # At least twice: a process that is being forked may be missed the first time.
+        [ -n "$found" ] || [ $passes -lt 2 ] || return 0
+        sleep 0.05
     done
+    return 1
 }}"""
 
 

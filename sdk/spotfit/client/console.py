@@ -56,6 +56,7 @@ from spotfit.model.events import (
     JournalEntry,
     JournalEvent,
     LeaderElected,
+    MachineEvent,
     MachinesChosen,
     MachinesObserved,
     MachineTimes,
@@ -79,17 +80,6 @@ from spotfit.store.retry import repeat_read
 
 
 _VALIDATION_TEXTS = {"validated": "succeeded", "failed": "failed", "timeout": "timed out"}
-_MachineEvent = (
-    GroupPlanned
-    | GroupSubmitted
-    | GroupRefused
-    | GroupWaiting
-    | NodeLost
-    | GroupsReleased
-    | PreemptionNoticed
-    | MachinesObserved
-    | PricesChanged
-)
 
 
 class RunEvent(NamedTuple):
@@ -233,7 +223,7 @@ def format_summary(view: View, url: str) -> str:
     return "; ".join(parts)
 
 
-def _format_machine_event(event: _MachineEvent) -> str:
+def _format_machine_event(event: MachineEvent) -> str:
     match event:
         case GroupPlanned(plan=plan, request=request, reason=reason):
             machines = format_count(plan.num_nodes, "machine")

@@ -447,16 +447,23 @@ class PricesChanged(msgspec.Struct, frozen=True, kw_only=True, tag="prices_chang
 
 # The `tag=` of each type is its name in the journal and must not change. An unknown tag raises
 # `JournalError` in readers: an event must never be skipped.
-JournalEvent = (
-    FitStarted
-    | LeaderElected
-    | GroupPlanned
+MachineEvent = (
+    GroupPlanned
     | GroupSubmitted
     | GroupRefused
     | GroupWaiting
     | NodeLost
     | GroupsReleased
     | PreemptionNoticed
+    | MachinesObserved
+    | PricesChanged
+)
+"""What happens to machines, and what they cost."""
+
+JournalEvent = (
+    FitStarted
+    | LeaderElected
+    | MachineEvent
     | RoundOpened
     | TrainingFunctionStarted
     | RoundClosed
@@ -469,8 +476,6 @@ JournalEvent = (
     | CancelRequested
     | FitEnded
     | MachinesChosen
-    | MachinesObserved
-    | PricesChanged
 )
 
 

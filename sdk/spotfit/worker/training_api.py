@@ -346,12 +346,32 @@ def report(
     if progress is not None:
         session.snapshot_channel.record_progress(_check_progress(progress))
     request = _to_validation_request(validation)
+    has_files = checkpoint is not None or request is not None
+    files = _check_checkpoint(checkpoint) if has_files else None
     # Names are checked here: an invalid one must raise before other ranks wait for this report.
-    if checkpoint is None and request is None:
-        if checkpoint_dir_name is not None:
-            parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
+    if checkpoint_dir_name is not None:
+        parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
+    if files is None:
         session.report_metrics(metrics, checkpoint_dir_name)
         return
+    mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
+    delete = delete_local_checkpoint_after_upload
+    if delete is None:
+        delete = mode._default_delete_local_checkpoint_after_upload()  # noqa: SLF001 - Ray's name
+    session.report_checkpoint(
+        metrics,
+        CheckpointReport(
+            files,
+            upload_mode=mode,
+            delete_after_upload=delete,
+            dir_name=checkpoint_dir_name,
+            upload_fn=checkpoint_upload_fn,
+            validation=request,
+        ),
+    )
+
+
+def _check_checkpoint(checkpoint: Checkpoint | None) -> Checkpoint:
     if checkpoint is None:
         raise ConfigError(
             "report(validation=…) requires a checkpoint, but checkpoint is None.",
@@ -362,23 +382,7 @@ def report(
             f"report(checkpoint=...) must be a Checkpoint, not a {type(checkpoint).__name__}.",
             do="Pass Checkpoint.from_directory(directory).",
         )
-    if checkpoint_dir_name is not None:
-        parse_name(checkpoint_dir_name, what="report(checkpoint_dir_name=...):")
-    mode = CheckpointUploadMode(checkpoint_upload_mode)  # also accepts a value, such as "SYNC"
-    delete = delete_local_checkpoint_after_upload
-    if delete is None:
-        delete = mode._default_delete_local_checkpoint_after_upload()  # noqa: SLF001 - Ray's name
-    session.report_checkpoint(
-        metrics,
-        CheckpointReport(
-            checkpoint,
-            upload_mode=mode,
-            delete_after_upload=delete,
-            dir_name=checkpoint_dir_name,
-            upload_fn=checkpoint_upload_fn,
-            validation=request,
-        ),
-    )
+    return checkpoint
 
 
 def _check_progress(progress: Any) -> float:
