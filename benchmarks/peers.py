@@ -36,7 +36,7 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
         "tensorflow-cpu==2.21.0",
     ),
     # The sides of frameworks.py: no other frameworks, whose presence slows down imports.
-    "frameworks": (*FRAMEWORKS, *_PINS, "-e", str(ROOT)),
+    "ours-frameworks": (*FRAMEWORKS, *_PINS, "-e", str(ROOT)),
     "ray-frameworks": ("ray[train]==2.60.0", *FRAMEWORKS, *_PINS),
     # The sides of data.py; the first also runs spotfit.
     "data": (TORCH, "numpy", "pyarrow==26.0.1", "pillow", "-e", str(ROOT)),
@@ -80,7 +80,7 @@ RAY_TUNED = Setting(
     environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"},
     init={"include_dashboard": False},
 )
-OURS_FRAMEWORKS = replace(OURS, venv="frameworks")
+OURS_FRAMEWORKS = replace(OURS, venv="ours-frameworks")
 # Ray starts workers at niceness 15, which is unfair on a machine with other load.
 RAY_FRAMEWORKS = replace(
     RAY_TUNED,

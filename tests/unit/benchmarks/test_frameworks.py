@@ -117,4 +117,4 @@ def test_every_figure_runs_its_training_function_on_both_sides() -> None:
 def test_both_sides_have_environments_of_their_own() -> None:
     for figure in FIGURES.values():
         settings = (figure.ours, *(target.setting for target in figure.peer_targets))
-        assert [setting.venv for setting in settings] == ["frameworks", "ray-frameworks"]
+        assert [setting.venv for setting in settings] == ["ours-frameworks", "ray-frameworks"]
