@@ -9,8 +9,9 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -57,6 +58,7 @@ class Figure:
     limit_s: float
     more_is_better: bool = False
     at_most: float | None = None
+    ours: Setting = OURS
     # Additional comparisons: (key of `Reading.more`, title); smaller is better.
     also: tuple[tuple[str, str], ...] = ()
 
@@ -149,7 +151,9 @@ def _balanced_pair(figure: Figure, peer_target: PeerTarget, *, ours_first: bool)
 
 
 def _pair(figure: Figure, peer_target: PeerTarget, *, ours_first: bool) -> Pair:
-    sides = (OURS, peer_target.setting) if ours_first else (peer_target.setting, OURS)
+    sides = (figure.ours, peer_target.setting)
+    if not ours_first:
+        sides = sides[::-1]
     first, second = (measure(figure, side) for side in sides)
     return Pair(first, second, 0) if ours_first else Pair(second, first, 0)
 
@@ -227,7 +231,7 @@ def main(figure: Figure) -> None:
     """Compare with each peer of a figure, or measure one side; write and print the result."""
     args = _arguments(figure)
     if args.alone:
-        _measure_alone(figure, SETTINGS[args.alone], args.runs)
+        _measure_alone(figure, _settings(figure)[args.alone], args.runs)
     elif figure.peer_targets:
         _compare_all(figure, args)
     else:
@@ -236,7 +240,7 @@ def main(figure: Figure) -> None:
 
 def main_alone(figure: Figure, *, runs: int) -> None:
     """Measure a figure without peers."""
-    measured = _runs(figure, OURS, runs)
+    measured = _runs(figure, figure.ours, runs)
     every = {"all": [asdict(run) for run in measured]}
     print(tables.of_figure(write_result(figure, summary(measured) | every, [])))
 
@@ -259,6 +263,20 @@ def _arguments(figure: Figure) -> argparse.Namespace:
     parser.add_argument("--alone", help="measure one side, without pairs", choices=[*SETTINGS])
     parser.add_argument("--runs", type=int, default=3, help="how often, with --alone")
     return parser.parse_args()
+
+
+def _settings(figure: Figure) -> dict[str, Setting]:
+    """Return the settings by name; those of the figure replace others of the same name."""
+    own = (figure.ours, *(target.setting for target in figure.peer_targets))
+    return {**SETTINGS, **{setting.name: setting for setting in own}}
+
+
+def requested(names: Iterable[str]) -> list[str]:
+    """Return the figure named by `--of`, by default all; other arguments remain in sys.argv."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--of", choices=[*names])
+    args, sys.argv[1:] = parser.parse_known_args()
+    return [args.of] if args.of else [*names]
 
 
 def _measure_alone(figure: Figure, setting: Setting, runs: int) -> None:

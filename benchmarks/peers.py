@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,26 @@ BENCH = ROOT / ".bench"
 SIDES = ROOT / "benchmarks" / "sides"
 
 TORCH = "torch==2.13.0"
+FRAMEWORKS = (
+    TORCH,
+    "accelerate==1.15.0",
+    "lightgbm==4.7.0",
+    "lightning==2.6.6",
+    "transformers==5.24.0",
+    "xgboost-cpu==3.2.0",
+)
+_PINS = ("-c", str(ROOT / "constraints.txt"))
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "torchrun": (TORCH, "numpy"),
     "ray": (
         "ray[train]==2.60.0",
-        TORCH,
-        "lightgbm==4.7.0",
-        "lightning==2.6.6",
+        *FRAMEWORKS,
         "jax==0.10.2",
         "tensorflow-cpu==2.21.0",
-        "transformers==5.24.0",
-        "xgboost-cpu==3.2.0",
     ),
+    # The sides of frameworks.py: no other frameworks, whose presence slows down imports.
+    "ours-frameworks": (*FRAMEWORKS, *_PINS, "-e", str(ROOT)),
+    "ray-frameworks": ("ray[train]==2.60.0", *FRAMEWORKS, *_PINS),
     # The sides of data.py; the first also runs spotfit.
     "data": (TORCH, "numpy", "pyarrow==26.0.1", "pillow", "-e", str(ROOT)),
     "data-ray": ("ray[data,train]==2.60.0", TORCH, "pillow"),
@@ -47,6 +55,8 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     init: Mapping[str, Any] = field(default_factory=dict)
+    venv: str = ""
+    """The environment, by its name in `REQUIREMENTS`; empty: that of the side."""
 
     @property
     def name(self) -> str:
@@ -70,12 +80,19 @@ RAY_TUNED = Setting(
     environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05"},
     init={"include_dashboard": False},
 )
+OURS_FRAMEWORKS = replace(OURS, venv="ours-frameworks")
+# Ray starts workers at niceness 15, which is unfair on a machine with other load.
+RAY_FRAMEWORKS = replace(
+    RAY_TUNED,
+    environment={**RAY_TUNED.environment, "RAY_worker_niceness": "0"},
+    venv="ray-frameworks",
+)
 SETTINGS = {setting.name: setting for setting in (OURS, TORCHRUN, TORCHRUN_TUNED, RAY, RAY_TUNED)}
 
 
 def command(setting: Setting, job: Mapping[str, Any]) -> list[str]:
     """Return the command; the clock starts when it is executed, on every side."""
-    python = str(python_of(setting.side))
+    python = str(python_of(setting.venv or setting.side))
     text = json.dumps(dict(job) | {"init": dict(setting.init)})
     if setting.side == "torchrun":
         return [*_torchrun(python, setting, job), str(SIDES / "torchrun.py"), text]

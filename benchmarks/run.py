@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import tables
+from benchmarks import frameworks, tables
 from benchmarks.measure import PAIRS, RESULTS
 
 HERE = Path(__file__).resolve().parent
@@ -47,6 +47,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "ddp_steps": ("ddp_steps.py",),
     "uploads_one": ("uploads.py", "--of", "one", "--pairs", "{pairs}"),
     "uploads_many": ("uploads.py", "--of", "many", "--pairs", "{pairs}"),
+    **{
+        f"frameworks_{name}": ("frameworks.py", "--of", name, "--pairs", "{pairs}")
+        for name in frameworks.FIGURES
+    },
     "node_killed": ("node_killed.py",),
     "simulated_scale": ("simulated_scale.py", "--agents", "1000"),
     **{f"checkpointer_{name}": _checkpointer(name, *flags) for name, flags in CHECKPOINTER.items()},

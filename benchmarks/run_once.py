@@ -25,11 +25,14 @@ class Job:
     """The work, identical on every side."""
 
     work: str
+    """The training function: of `workload.py`, or `module.function` of another benchmark."""
     config: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 4
     fits: int = 1
     max_failures: int = 0
     nodes: int = 1
+    trainer: str = "torch.TorchTrainer"
+    """The class below `spotfit` and `ray.train`."""
     storage: str = ""
     """Storage path of the run; empty: a temporary directory."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -171,6 +174,7 @@ def _job_config(folder: Path, setting: peers.Setting, job: Job) -> dict[str, Any
         "fits": job.fits,
         "max_failures": job.max_failures,
         "nodes": job.nodes,
+        "trainer": job.trainer,
         "storage": job.storage or str(folder / "storage"),
     }
 

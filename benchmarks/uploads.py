@@ -4,7 +4,6 @@ Both sides write to the same server. moto uses one process, and much of the time
 `SPOTFIT_BENCH_S3=http://host:port`, with credentials in the environment, selects another server.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from statistics import median
 
 from benchmarks import bucket
-from benchmarks.measure import Figure, PeerTarget, Reading, main
+from benchmarks.measure import Figure, PeerTarget, Reading, main, requested
 from benchmarks.peers import RAY, RAY_TUNED, Setting
 from benchmarks.run_once import Job, Run
 
@@ -56,14 +55,6 @@ def figure(kind: str) -> Figure:
     )
 
 
-def requested_kinds() -> list[str]:
-    """Return the kind of `--of`, by default all; other arguments remain in sys.argv."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--of", choices=[*KINDS])
-    args, sys.argv[1:] = parser.parse_known_args()
-    return [args.of] if args.of else [*KINDS]
-
-
 if __name__ == "__main__":
-    for kind in requested_kinds():
+    for kind in requested(KINDS):
         main(figure(kind))

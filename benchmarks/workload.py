@@ -34,14 +34,20 @@ def record(config: Config, event: str, **fields: Any) -> None:
         file.write(line + "\n")
 
 
+def find(name: str) -> Any:
+    """Return a training function: of this module, or `module.function` of another benchmark."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"benchmarks.{module or 'workload'}"), function)
+
+
 # ── training functions ────────────────────────────────────────────────────────────────────────────
 
 
 def first_line(config: Config) -> None:
     """Record the start of the function, then execute one step."""
     entered = time.time()
-    rank = _rank(config)
-    record(config, "first_line", rank=rank, entered=entered, **_framework_state())
+    rank = rank_of(config)
+    record(config, "first_line", rank=rank, entered=entered, **framework_state())
     for _ in _steps(1):
         record(config, "first_step", rank=rank)
 
@@ -49,7 +55,7 @@ def first_line(config: Config) -> None:
 def survive(config: Config) -> None:
     """Train in attempts of a few steps; in each but the last, a worker or a node is killed."""
     entered = time.time()
-    api, rank, attempt = _api(config), _rank(config), _kill_count(config)
+    api, rank, attempt = api_of(config), rank_of(config), kill_count(config)
     step = _step_of(api.get_checkpoint())
     for nth, _ in enumerate(_steps(STEPS_PER_ATTEMPT)):
         if nth == 0:
@@ -59,25 +65,25 @@ def survive(config: Config) -> None:
             _save(api, rank, step)
         if nth == STEPS_BEFORE_KILL - 1 and attempt < config["kills"]:
             time.sleep(max(0.0, entered + config.get("kill_after_s", 0.0) - time.time()))
-            {"worker": _kill_worker, "node": _kill_node}[config["victim"]](config, attempt)
+            {"worker": kill_worker, "node": _kill_node}[config["victim"]](config, attempt)
 
 
 def report_often(config: Config) -> None:
     """Call `report` repeatedly and record the duration of the calls."""
     import torch.distributed as dist
 
-    api = _api(config)
+    api = api_of(config)
     for step in range(config["unmeasured"]):
         api.report({"loss": 0.5, "step": step})
     dist.barrier()
     since = time.time()
     took = list(_reports(api, config["calls"]))
-    record(config, "reported", rank=_rank(config), since=since, **_spread_us(took))
+    record(config, "reported", rank=rank_of(config), since=since, **_spread_us(took))
 
 
 def upload(config: Config) -> None:
     """Report checkpoints of several files, and record the duration of each call."""
-    api = _api(config)
+    api = api_of(config)
     for n in range(config["reports"]):
         with tempfile.TemporaryDirectory() as folder:
             _fill(Path(folder), config["files"], config["bytes_each"])
@@ -100,21 +106,22 @@ def loop(config: Config) -> None:
     for nth, _ in enumerate(_steps(config["unmeasured"] + config["steps"])):
         if nth == config["unmeasured"] - 1:
             since = time.time()
-    record(config, "looped", rank=_rank(config), since=since, steps=config["steps"])
+    record(config, "looped", rank=rank_of(config), since=since, steps=config["steps"])
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _api(config: Config) -> Any:
-    return importlib.import_module(API[config["side"]])
+def api_of(config: Config, module: str = "") -> Any:
+    """Return the module of the side, or one below it, such as "lightning"."""
+    return importlib.import_module(API[config["side"]] + module)
 
 
-def _rank(config: Config) -> int:
-    return int(_api(config).get_context().get_world_rank())
+def rank_of(config: Config) -> int:
+    return int(api_of(config).get_context().get_world_rank())
 
 
-def _framework_state() -> dict[str, bool]:
+def framework_state() -> dict[str, bool]:
     """Return whether torch is imported and the process group is formed."""
     torch_is_imported = "torch" in sys.modules
     if not torch_is_imported:
@@ -177,21 +184,21 @@ def _step_of(checkpoint: Any) -> int:
 # ── recoveries ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _kill_count(config: Config) -> int:
+def kill_count(config: Config) -> int:
     return len(list(Path(config["kill_markers"]).glob("kill-*")))
 
 
-def _kill_worker(config: Config, attempt: int) -> None:
+def kill_worker(config: Config, attempt: int) -> None:
     """Kill each rank in turn, including rank 0."""
-    workers = int(_api(config).get_context().get_world_size())
-    if _rank(config) == (attempt + 1) % workers:
+    workers = int(api_of(config).get_context().get_world_size())
+    if rank_of(config) == (attempt + 1) % workers:
         _record_kill(config, attempt)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _kill_node(config: Config, attempt: int) -> None:
     """Kill all processes of the second node, its agent first."""
-    context = _api(config).get_context()
+    context = api_of(config).get_context()
     if context.get_node_rank() == 1 and context.get_local_rank() == 0:
         others = [pid for pid in _session(os.getsid(0)) if pid != os.getpid()]
         _record_kill(config, attempt)
@@ -202,7 +209,7 @@ def _kill_node(config: Config, attempt: int) -> None:
 def _record_kill(config: Config, attempt: int) -> None:
     """Record the kill directly before it happens."""
     (Path(config["kill_markers"]) / f"kill-{attempt}").touch()
-    record(config, "killed", attempt=attempt, rank=_rank(config))
+    record(config, "killed", attempt=attempt, rank=rank_of(config))
 
 
 def _session(leader: int) -> list[int]:

@@ -1,12 +1,12 @@
 """The job with spotfit, as a user would write it."""
 
+import importlib
 import json
 import sys
 from typing import Any
 
 import spotfit
 from benchmarks import workload
-from spotfit.torch import TorchTrainer
 
 
 def main() -> None:
@@ -14,13 +14,14 @@ def main() -> None:
     for nth in range(job["fits"]):
         config = job["config"] | {"fit": nth}
         workload.record(config, "fit_called")
-        trainer(job, config, f"run-{nth}").fit()
-        workload.record(config, "fit_returned")
+        result = trainer(job, config, f"run-{nth}").fit()
+        workload.record(config, "fit_returned", checkpoints=len(result.best_checkpoints or ()))
 
 
-def trainer(job: dict[str, Any], config: dict[str, Any], name: str) -> TorchTrainer:
-    return TorchTrainer(
-        getattr(workload, job["work"]),
+def trainer(job: dict[str, Any], config: dict[str, Any], name: str) -> Any:
+    module, _, trainer_class = job["trainer"].partition(".")
+    return getattr(importlib.import_module(f"spotfit.{module}"), trainer_class)(
+        workload.find(job["work"]),
         train_loop_config=config,
         scaling_config=spotfit.ScalingConfig(num_workers=job["workers"]),
         run_config=spotfit.RunConfig(

@@ -1,11 +1,12 @@
 """The job with Ray Train, as a user would write it."""
 
+import importlib
 import json
 import sys
+from typing import Any
 
 import ray
 from ray import train
-from ray.train.torch import TorchTrainer
 
 from benchmarks import workload
 
@@ -17,13 +18,14 @@ def main() -> None:
     for nth in range(job["fits"]):
         config = job["config"] | {"fit": nth}
         workload.record(config, "fit_called")
-        trainer(job, config, f"run-{nth}").fit()
-        workload.record(config, "fit_returned")
+        result = trainer(job, config, f"run-{nth}").fit()
+        workload.record(config, "fit_returned", checkpoints=len(result.best_checkpoints or ()))
 
 
-def trainer(job: dict[str, object], config: dict[str, object], name: str) -> TorchTrainer:
-    return TorchTrainer(
-        getattr(workload, str(job["work"])),
+def trainer(job: dict[str, Any], config: dict[str, Any], name: str) -> Any:
+    module, _, trainer_class = job["trainer"].partition(".")
+    return getattr(importlib.import_module(f"ray.train.{module}"), trainer_class)(
+        workload.find(job["work"]),
         train_loop_config=config,
         scaling_config=train.ScalingConfig(num_workers=job["workers"]),
         run_config=train.RunConfig(

@@ -14,7 +14,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     os.environ[STORAGE] = job["storage"]
     dist.init_process_group("gloo")
-    getattr(workload, job["work"])(job["config"])
+    workload.find(job["work"])(job["config"])
     # A rank that exits early aborts ranks that are still connected to it.
     dist.barrier()
     dist.destroy_process_group()

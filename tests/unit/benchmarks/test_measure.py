@@ -34,3 +34,16 @@ def test_figure_is_compared_with_the_requested_peers(
     monkeypatch.setattr(sys, "argv", ["fit_to_first_line.py", *arguments])
     measure.main(FIGURE)
     assert peers == compared
+
+
+def test_one_figure_is_requested_and_other_arguments_remain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["figure.py", "--of", "one", "--pairs", "2"])
+    assert measure.requested(["one", "two"]) == ["one"]
+    assert sys.argv == ["figure.py", "--pairs", "2"]
+
+
+def test_without_a_request_all_figures_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["figure.py"])
+    assert measure.requested(["one", "two"]) == ["one", "two"]
