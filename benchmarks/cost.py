@@ -139,7 +139,7 @@ def _covers(one: MarketRecording, deadline_h: float) -> bool:
 
 
 def _jobs(
-    zones: Sequence[MarketRecording], changeover_h: float, deadline_h: float, starts: int
+    zones: Sequence[MarketRecording], changeover_h: float, deadline_h: float, starts: int = STARTS
 ) -> Iterator[DeadlineJob]:
     tick_s = zones[0].tick_s
     units = market_grid(tick_s, changeover_h * 3600)
@@ -165,7 +165,7 @@ def _jobs(
         )
 
 
-def _job_starts(one: MarketRecording, deadline_h: float, starts: int) -> list[int]:
+def _job_starts(one: MarketRecording, deadline_h: float, starts: int = STARTS) -> list[int]:
     """The ticks at which jobs start."""
     last = len(one.counts) - int(deadline_h * 3600 / one.tick_s)
     return sorted({round(n * last / (starts - 1)) for n in range(starts)})
