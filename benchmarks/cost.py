@@ -2,6 +2,7 @@
 
     python benchmarks/cost.py                               # the recordings in this repository
     python benchmarks/cost.py --traces FOLDER --json FILE   # other recordings, one row per setting
+    python benchmarks/cost.py --only zones --starts 31      # one kind of market, more jobs per row
     python benchmarks/cost.py --adversarial 100000          # random markets that try to be late
 
 One zone and several zones: cost divided by the least cost with knowledge of the whole market
@@ -48,7 +49,7 @@ DEADLINES_H = (52.0, 60.0, 72.0, 92.0)
 CHANGEOVERS_H = (0.02, 0.1, 0.2)
 PRICE_RATIOS = (2.0, 3.0, 5.0)
 STARTS = 6
-"""Times at which a job starts in each recording, evenly distributed."""
+"""Default number of times at which a job starts in each recording, evenly distributed."""
 LOSS_PAUSE_S, GROWTH_PAUSE_S = 216.0, 36.0
 MIN_ELASTIC_MACHINES = 8
 
@@ -87,7 +88,7 @@ class CostRow:
 # --- One zone and several zones -------------------------------------------------------------------
 
 
-def one_zone_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
+def one_zone_rows(recordings: Sequence[MarketRecording], starts: int = STARTS) -> Iterator[CostRow]:
     """Yield a row per changeover time, deadline and price ratio, over all recordings."""
     for changeover_h in CHANGEOVERS_H:
         for deadline_h in DEADLINES_H:
@@ -96,7 +97,7 @@ def one_zone_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
                 price_ratio: {name: [] for name in POLICIES} for price_ratio in PRICE_RATIOS
             }
             for one in used:
-                for job in _jobs([one], changeover_h, deadline_h):
+                for job in _jobs([one], changeover_h, deadline_h, starts):
                     _run_with_price_ratios(job, ratios)
             for price_ratio, results in ratios.items():
                 if used:
@@ -115,7 +116,7 @@ def _run_with_price_ratios(
         _run_policies(replace(job, offers=offers), least, ratios[price_ratio])
 
 
-def zones_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
+def zones_rows(recordings: Sequence[MarketRecording], starts: int = STARTS) -> Iterator[CostRow]:
     """Yield rows for each set of zones that were recorded at the same time, with their prices."""
     for zones in recorded_together(recordings):
         if len(zones) < 2:
@@ -126,7 +127,7 @@ def zones_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
                 if not _covers(zones[0], deadline_h):
                     continue
                 results: dict[str, list[tuple[float, bool]]] = {name: [] for name in POLICIES}
-                for job in _jobs(zones, changeover_h, deadline_h):
+                for job in _jobs(zones, changeover_h, deadline_h, starts):
                     prices = [offer.usd_per_hour for offer in job.offers]
                     _run_policies(job, least_usd(job, [prices])[0], results)
                 scores = {name: _score(results[name]) for name in results}
@@ -138,14 +139,14 @@ def _covers(one: MarketRecording, deadline_h: float) -> bool:
 
 
 def _jobs(
-    zones: Sequence[MarketRecording], changeover_h: float, deadline_h: float
+    zones: Sequence[MarketRecording], changeover_h: float, deadline_h: float, starts: int = STARTS
 ) -> Iterator[DeadlineJob]:
     tick_s = zones[0].tick_s
     units = market_grid(tick_s, changeover_h * 3600)
     ticks = int(deadline_h * 3600 / tick_s)
     machines = max(one.machines for one in zones)
     highest = min(one.on_demand_usd for one in zones)
-    for start in _job_starts(zones[0], deadline_h):
+    for start in _job_starts(zones[0], deadline_h, starts):
         spot = tuple(
             MarketOffer(
                 Market.SPOT,
@@ -164,10 +165,10 @@ def _jobs(
         )
 
 
-def _job_starts(one: MarketRecording, deadline_h: float) -> list[int]:
+def _job_starts(one: MarketRecording, deadline_h: float, starts: int = STARTS) -> list[int]:
     """The ticks at which jobs start."""
     last = len(one.counts) - int(deadline_h * 3600 / one.tick_s)
-    return sorted({round(n * last / (STARTS - 1)) for n in range(STARTS)})
+    return sorted({round(n * last / (starts - 1)) for n in range(starts)})
 
 
 def _run_policies(
@@ -187,7 +188,7 @@ def _score(results: Sequence[tuple[float, bool]]) -> Score:
 # --- Elastic groups -------------------------------------------------------------------------------
 
 
-def elastic_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
+def elastic_rows(recordings: Sequence[MarketRecording], starts: int = STARTS) -> Iterator[CostRow]:
     """Yield rows for groups of fixed size and elastic ones, over recordings of many machines."""
     many = [one for one in recordings if one.machines >= MIN_ELASTIC_MACHINES]
     for changeover_h in CHANGEOVERS_H:
@@ -195,8 +196,9 @@ def elastic_rows(recordings: Sequence[MarketRecording]) -> Iterator[CostRow]:
             used = [one for one in many if _covers(one, deadline_h)]
             results: dict[str, list[tuple[float, bool]]] = {}
             for one in used:
-                jobs = _jobs([one], changeover_h, deadline_h)
-                for start, job in zip(_job_starts(one, deadline_h), jobs, strict=True):
+                jobs = _jobs([one], changeover_h, deadline_h, starts)
+                at_ticks = _job_starts(one, deadline_h, starts)
+                for start, job in zip(at_ticks, jobs, strict=True):
                     for name, result in _elastic_results(one, job, start):
                         results.setdefault(name, []).append(result)
             if results:
@@ -286,26 +288,34 @@ def late_seeds(count: int) -> list[int]:
 
 # --- Output ---------------------------------------------------------------------------------------
 
+MARKETS = {"one": one_zone_rows, "zones": zones_rows, "elastic": elastic_rows}
+"""By the name in `--only`."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/cost.py")
     parser.add_argument("--traces", type=Path, action="append", default=[])
     parser.add_argument("--json", type=Path, default=RESULTS / "cost.json")
+    parser.add_argument("--only", choices=tuple(MARKETS), nargs="+", default=list(MARKETS))
+    parser.add_argument("--starts", type=int, default=STARTS, metavar="N")
     parser.add_argument("--adversarial", type=int, metavar="N")
     args = parser.parse_args(arguments)
+    if args.starts < 2:
+        parser.error("--starts must be at least 2: the first and the last time")
     if args.adversarial is not None:
         late = late_seeds(args.adversarial)
         print(f"{args.adversarial:,} adversarial markets, {len(late)} deadlines missed: {late[:9]}")
         return 1 if late else 0
     recordings = list(_read([*(args.traces or [BUNDLED_RECORDINGS])]))
     rows: list[CostRow] = []
-    for each in (one_zone_rows, zones_rows, elastic_rows):
-        for row in each(recordings):
+    for name in args.only:
+        for row in MARKETS[name](recordings, args.starts):
             rows.append(row)
             print(_line(row), flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(summary(rows))
+    print(comparison(rows))
     return 0
 
 
@@ -351,6 +361,21 @@ def summary(rows: Sequence[CostRow]) -> str:
         label = f"{market} ({family[0]}, …)" if family else market
         body.append((label, f"{changeover_h:g} h", figures, str(late)))
     return markdown(("market", "changeover", "mean cost ÷ optimum or bound", "late"), body)
+
+
+def comparison(rows: Sequence[CostRow]) -> str:
+    """Return in how many settings each other policy, or size of the group, has the lower mean."""
+    lines = []
+    for market in dict.fromkeys(row.market for row in rows):
+        settings = [row for row in rows if row.market == market]
+        ours, *others = settings[0].policies
+        for other in others:
+            leads = [row.policies[ours].mean - row.policies[other].mean for row in settings]
+            cheaper = [lead for lead in leads if lead > 0]
+            most = f", by {max(cheaper):.4f} at most" if cheaper else ""
+            share = f"{len(cheaper)} of {len(settings)} settings{most}"
+            lines.append(f"{market}: {other} is cheaper than {ours} in {share}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
