@@ -26,7 +26,6 @@ from transformers import (
 )
 
 import spotfit
-from spotfit.checkpoint import base_checkpointer
 from spotfit.huggingface import export_pretrained, prepare_trainer
 from spotfit.torch import TorchTrainer
 
@@ -67,9 +66,8 @@ def train(config: dict[str, Any]) -> float:
 
 
 def test_the_script_trains_and_its_checkpoint_is_loaded_with_its_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     config = {
         "output_dir": str(tmp_path / "output"),
         "max_steps": 4,

@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 
 import spotfit
 import spotfit.data
-from spotfit.checkpoint import base_checkpointer
 from spotfit.checkpoint.snapshot_channel import GroupOutlook
 from spotfit.client.run_handle import RunHandle
 from spotfit.data.iteration.data_iterator import DataIterator
@@ -27,6 +26,7 @@ from spotfit.policy.retry_budget import is_permanent_error
 from spotfit.torch import TorchTrainer, export_checkpoint
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
+from tests.frameworks.next_process import begin_next_process
 from tests.live.cloud import LiveTestCloud
 
 pytest.importorskip("transformers")
@@ -427,6 +427,7 @@ def data() -> Data:
 
 def train_locally(folder: Path, case: Config, data: Data, *, stops_at: int) -> Any:
     """Return what must not change; None if the training was interrupted."""
+    begin_next_process()
     patience = EarlyStoppingCallback(case.get("patience", 100))
     trainer = Trainer(
         model=tiny_bert(),
@@ -466,9 +467,8 @@ EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps"
     ids=str,
 )
 def test_a_restart_after_a_step_changes_nothing(
-    case: Config, stops: list[int], data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Config, stops: list[int], data: Data, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     base = {"num_train_epochs": 2, "metric_for_best_model": "loss"}
     case = {**case, "arguments": {**base, **case["arguments"]}}
     with a_session():
@@ -480,10 +480,7 @@ def test_a_restart_after_a_step_changes_nothing(
 
 
 @pytest.mark.usefixtures("local_session")
-def test_skipped_batches_are_not_read(
-    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
+def test_skipped_batches_are_not_read(data: Data, tmp_path: Path) -> None:
     arguments = {
         "num_train_epochs": 1,
         "dataloader_drop_last": True,
@@ -499,11 +496,8 @@ def test_skipped_batches_are_not_read(
 
 
 @pytest.mark.usefixtures("local_session")
-def test_an_epoch_begins_again_on_request(
-    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_begins_again_on_request(data: Data, tmp_path: Path) -> None:
     """With ignore_data_skip, for datasets that are slow to skip."""
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     options = {"max_steps": 16, "ignore_data_skip": True, "metric_for_best_model": "loss"}
     case: Config = {"arguments": options}
     assert train_locally(tmp_path, case, data, stops_at=5) is None
@@ -673,6 +667,7 @@ def use_new_process(channel: Any = None) -> LocalSession:
     if channel is not None:
         session.snapshot_channel = channel
     training_api.set_session(session)
+    begin_next_process()
     return session
 
 
@@ -680,9 +675,8 @@ def use_new_process(channel: Any = None) -> LocalSession:
 @pytest.mark.parametrize("every", [1, "epoch"])
 @pytest.mark.usefixtures("local_session")
 def test_a_shard_continues_where_a_snapshot_was_saved(
-    tmp_path: Path, options: Config, every: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: Config, every: Any
 ) -> None:
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     use_new_process()
     whole = train_on_shard(tmp_path, options, every, stops_at=NEVER).all
     for step in (2, 5, 7):
@@ -697,10 +691,9 @@ def test_a_shard_continues_where_a_snapshot_was_saved(
 @pytest.mark.parametrize("every", [1, "epoch"])
 @pytest.mark.usefixtures("local_session")
 def test_gradients_accumulated_at_the_end_of_an_epoch_are_part_of_the_next_step(
-    tmp_path: Path, every: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, every: Any
 ) -> None:
     """A shard, whose length the Trainer does not know, has six batches: a step and half a step."""
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
     options = {"max_steps": 5, "gradient_accumulation_steps": 4}
 
     def weights_of(stops_at: int) -> list[float]:

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 
 import spotfit
 import spotfit.data
-from spotfit.checkpoint import base_checkpointer
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
 from spotfit.core.errors import ConfigError
 from spotfit.data.iteration.data_iterator import DataIterator
@@ -34,6 +33,7 @@ from spotfit.model.topology import Ranks
 from spotfit.worker import training_api
 from spotfit.worker.local_session import LocalSession, LocalSnapshotChannel
 from tests.frameworks.lightning_digits import digits, hash_of, make_module
+from tests.frameworks.next_process import begin_next_process
 
 # Lightning's advice about machines and small data.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -96,9 +96,7 @@ class Events(pl.Callback):
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSession]:
-    """A session in which each simulated process may create a Checkpointer."""
-    monkeypatch.setattr(base_checkpointer, "_reject_second_checkpointer", lambda _: None)
+def session() -> Iterator[LocalSession]:
     session = LocalSession("run")
     training_api.set_session(session)
     yield session
@@ -116,6 +114,7 @@ def run(
     **options: Any,
 ) -> Any:
     """Train in a new simulated process; return all that must be equal, or None if it stopped."""
+    begin_next_process()
     pl.seed_everything(3)
     folder.mkdir(exist_ok=True)
     module = make_module(pl, {"marks": str(folder), "label": "run", "monitor": "train_loss_epoch"})
@@ -237,6 +236,7 @@ def fit_on_shard(
     session = LocalSession("run", datasets=datasets, dataset_config=spotfit.DataConfig())
     session.snapshot_channel = channel or session.snapshot_channel
     training_api.set_session(session)
+    begin_next_process()
     stop = [] if stop_after is None else [StopAfter(stop_after)]
     trainer = pl.Trainer(
         accelerator="cpu",
