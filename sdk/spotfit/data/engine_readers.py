@@ -38,8 +38,7 @@ def from_dask(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
 
     Raises `ConfigError` for invalid arguments, and when it is listed if Dask cannot write.
     """
-    frame_writers.check_frame("from_dask", df, "dask", "DataFrame")
-    return _dataset("from_dask", frame_writers.DaskWriter(df, _options(arguments)), arguments)
+    return _dataset(frame_writers.DaskWriter, df, arguments)
 
 
 def from_spark(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
@@ -47,8 +46,7 @@ def from_spark(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
 
     Raises `ConfigError` for invalid arguments, and when it is listed if Spark cannot write.
     """
-    frame_writers.check_frame("from_spark", df, "pyspark", "DataFrame")
-    return _dataset("from_spark", frame_writers.SparkWriter(df, _options(arguments)), arguments)
+    return _dataset(frame_writers.SparkWriter, df, arguments)
 
 
 def from_daft(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
@@ -56,8 +54,7 @@ def from_daft(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
 
     Raises `ConfigError` for invalid arguments, and when it is listed if Daft cannot write.
     """
-    frame_writers.check_frame("from_daft", df, "daft", "DataFrame")
-    return _dataset("from_daft", frame_writers.DaftWriter(df, _options(arguments)), arguments)
+    return _dataset(frame_writers.DaftWriter, df, arguments)
 
 
 def from_ray(ds: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
@@ -65,8 +62,7 @@ def from_ray(ds: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
 
     Raises `ConfigError` for invalid arguments, and when it is listed if Ray cannot write.
     """
-    frame_writers.check_frame("from_ray", ds, "ray", "Dataset")
-    return _dataset("from_ray", frame_writers.RayWriter(ds, _options(arguments)), arguments)
+    return _dataset(frame_writers.RayWriter, ds, arguments)
 
 
 def from_modin(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
@@ -74,17 +70,14 @@ def from_modin(df: Any, **arguments: Unpack[WriteArguments]) -> Dataset:
 
     Raises `ConfigError` for invalid arguments, and when it is listed if Modin cannot write.
     """
-    frame_writers.check_frame("from_modin", df, "modin", "DataFrame")
-    return _dataset("from_modin", frame_writers.ModinWriter(df, _options(arguments)), arguments)
-
-
-def _options(arguments: WriteArguments) -> dict[str, Any]:
-    return dict(arguments.get("write_options") or {})
+    return _dataset(frame_writers.ModinWriter, df, arguments)
 
 
 def _dataset(
-    function: str, writer: frame_writers.FrameWriter, arguments: WriteArguments
+    library: type[frame_writers.LibraryWriter], frame: Any, arguments: WriteArguments
 ) -> Dataset:
+    writer = library(frame, dict(arguments.get("write_options") or {}))
+    function = f"from_{writer.library}"
     ignore_scheduling(function, arguments, known=WriteArguments.__annotations__)
     path, key = arguments.get("path"), arguments.get("key")
     if path is not None:
@@ -95,5 +88,5 @@ def _dataset(
         raise ConfigError(
             f"{function}(key={key!r}) is not a name of rows.", do="Pass a name without '/'."
         )
-    frame = WrittenFrame(writer, path, key)
-    return Dataset(RowPlan(Rows(lambda: UnitManifest.of_source(frame.to_source()))))
+    written = WrittenFrame(writer, path, key)
+    return Dataset(RowPlan(Rows(lambda: UnitManifest.of_source(written.to_source()))))

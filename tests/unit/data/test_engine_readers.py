@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,6 +13,7 @@ import pytest
 import spotfit.data
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.dataset import Dataset
+from tests.unit.data.sources.partitioned_frame import DataFrame
 
 READERS: dict[str, Callable[..., Dataset]] = {
     name: getattr(spotfit.data, name)
@@ -22,10 +22,9 @@ READERS: dict[str, Callable[..., Dataset]] = {
 
 
 @pytest.fixture
-def frame() -> Any:
-    """Return an object that passes for a Dask DataFrame until rows are needed."""
-    kind = type("DataFrame", (), {"__module__": "dask.dataframe"})
-    return kind()
+def frame() -> DataFrame:
+    """Rows in two partitions."""
+    return DataFrame(pd.DataFrame({"id": [3, 1]}), pd.DataFrame({"id": [2]}))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -34,24 +33,32 @@ def test_objects_of_other_types_are_refused(name: str) -> None:
         READERS[name](pd.DataFrame())
 
 
-def test_nothing_is_written_before_rows_are_needed(frame: Any, tmp_path: Path) -> None:
+def test_nothing_is_written_before_rows_are_needed(frame: DataFrame, tmp_path: Path) -> None:
     READERS["from_dask"](frame, path=tmp_path / "rows")
     assert [*tmp_path.iterdir()] == []
 
 
+def test_rows_are_those_of_the_partitions_in_their_order(frame: DataFrame, tmp_path: Path) -> None:
+    dataset = READERS["from_dask"](frame, path=tmp_path / "rows", key="v1")
+    assert [row["id"] for row in dataset.take_all()] == [3, 1, 2]
+    frame.partitions = ()  # which are not written again
+    again = READERS["from_dask"](frame, path=tmp_path / "rows", key="v1")
+    assert again.take_all() == dataset.take_all()
+
+
 @pytest.mark.parametrize("key", ["", "a/b", ".."])
-def test_an_invalid_key_is_refused(frame: Any, key: str) -> None:
+def test_an_invalid_key_is_refused(frame: DataFrame, key: str) -> None:
     with pytest.raises(ConfigError):
         READERS["from_dask"](frame, path="s3://bucket/rows", key=key)
 
 
 @pytest.mark.parametrize("path", ["s3:/bucket", "memory://rows"])
-def test_an_invalid_path_is_refused_at_once(frame: Any, path: str) -> None:
+def test_an_invalid_path_is_refused_at_once(frame: DataFrame, path: str) -> None:
     with pytest.raises(ConfigError):
         READERS["from_dask"](frame, path=path)
 
 
-def test_unknown_arguments_are_refused(frame: Any) -> None:
+def test_unknown_arguments_are_refused(frame: DataFrame) -> None:
     READERS["from_dask"](frame, override_num_blocks=3)
     with pytest.raises(ConfigError, match="no argument 'paths'"):
         READERS["from_dask"](frame, paths="s3://bucket/rows")

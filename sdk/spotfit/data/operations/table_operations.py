@@ -397,11 +397,21 @@ def _write_temporary(operation: TableOperation) -> TemporaryFiles:
     try:
         found = _write_parts(operation, writers.open_folder(folder), ROW_GROUP_BYTES)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _delete(folder)
         raise
     source = TemporaryFiles(found.files, found.format, call=operation.call)
-    weakref.finalize(source, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(source, _delete, folder)
     return source
+
+
+def _delete(folder: str) -> None:
+    """Delete a folder of temporary files. An error is logged: no caller can correct it."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return  # the user, or a program that deletes old files, was first
+    except OSError as error:
+        log.warning("data.temporary_files_remain", folder=folder, reason=str(error))
 
 
 def _available_bytes() -> int | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.store.url import RootUrl
@@ -44,12 +45,38 @@ class FrameWriter(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class DaskWriter:
-    """Writes a file for each partition of a Dask DataFrame."""
+class LibraryWriter(ABC):
+    """The writer of a library, for objects of one class."""
 
     frame: Any
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    library: ClassVar[str]
+    frame_type: ClassVar[tuple[str, str]]
+    """Package and name of the class of `frame`."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigTypeError` if `frame` is not of this class, or of one derived from it."""
+        package, kind = self.frame_type
+        for one in type(self.frame).__mro__:
+            if one.__name__ == kind and one.__module__.partition(".")[0] == package:
+                return
+        found = type(self.frame)
+        raise ConfigTypeError(
+            f"from_{self.library}() has a {found.__module__}.{found.__qualname__}.",
+            do=f"Pass a {kind} of {package}; of a Series, the result of its to_frame().",
+        )
+
+    @abstractmethod
+    def write(self, folder: RootUrl) -> Sequence[str] | None:
+        """See `FrameWriter`."""
+
+
+class DaskWriter(LibraryWriter):
+    """Writes a file for each partition of a Dask DataFrame."""
+
     library = "dask"
+    frame_type = "dask", "DataFrame"
 
     def write(self, folder: RootUrl) -> None:
         """Call `to_parquet`, without the index."""
@@ -58,13 +85,11 @@ class DaskWriter:
         self.frame.to_parquet(fsspec_url(folder), name_function=_part_name, **options)
 
 
-@dataclass(frozen=True, eq=False)
-class SparkWriter:
+class SparkWriter(LibraryWriter):
     """Writes a file for each partition of a Spark DataFrame."""
 
-    frame: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
     library = "spark"
+    frame_type = "pyspark", "DataFrame"
 
     def write(self, folder: RootUrl) -> None:
         """Call `DataFrame.write.parquet`, with the options of Spark's writer."""
@@ -72,13 +97,11 @@ class SparkWriter:
         self.frame.write.options(**options).parquet(spark_url(folder))
 
 
-@dataclass(frozen=True, eq=False)
-class DaftWriter:
+class DaftWriter(LibraryWriter):
     """Writes the files of a Daft DataFrame."""
 
-    frame: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
     library = "daft"
+    frame_type = "daft", "DataFrame"
 
     def write(self, folder: RootUrl) -> list[str]:
         """Call `write_parquet`; the names of the files are random."""
@@ -88,13 +111,11 @@ class DaftWriter:
         return [path.rpartition("/")[2] for path in written.to_pydict()["path"]]
 
 
-@dataclass(frozen=True, eq=False)
-class RayWriter:
+class RayWriter(LibraryWriter):
     """Writes a file for each block of a dataset of Ray Data."""
 
-    frame: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
     library = "ray"
+    frame_type = "ray", "Dataset"
 
     def write(self, folder: RootUrl) -> None:
         """Call `write_parquet`, whose files have the numbers of the blocks in their names."""
@@ -104,13 +125,11 @@ class RayWriter:
         self.frame.write_parquet(hadoop_url(folder), **options)
 
 
-@dataclass(frozen=True, eq=False)
-class ModinWriter:
+class ModinWriter(LibraryWriter):
     """Writes a file for each row of partitions of a Modin DataFrame."""
 
-    frame: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
     library = "modin"
+    frame_type = "modin", "DataFrame"
 
     def write(self, folder: RootUrl) -> None:
         """Call `to_parquet`, without the index."""
@@ -119,17 +138,6 @@ class ModinWriter:
             Path(url).mkdir(parents=True)
         rows = _rows_per_group(self.frame.dtypes)
         self.frame.to_parquet(url, **{"index": False, "row_group_size": rows, **self.options})
-
-
-def check_frame(function: str, value: Any, package: str, kind: str) -> None:
-    """Raise `ConfigTypeError` if `value` is not an instance of this class of a package."""
-    for one in type(value).__mro__:
-        if one.__name__ == kind and one.__module__.partition(".")[0] == package:
-            return
-    raise ConfigTypeError(
-        f"{function}() has a {type(value).__module__}.{type(value).__qualname__}.",
-        do=f"Pass a {kind} of {package}; of a Series, the result of its to_frame().",
-    )
 
 
 # --- Addresses ------------------------------------------------------------------------------------

@@ -282,6 +282,19 @@ def test_temporary_files_are_deleted_with_the_result(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_temporary_files_that_cannot_be_deleted_are_logged(
+    little_memory: DataContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = numbers()[1].sort("square")
+    assert result.count() == ROWS
+    (folder,) = tmp_path.iterdir()
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    del result
+    assert "data.temporary_files_remain" in caplog.text
+    assert names(tmp_path / "moved")
+
+
 def test_temporary_files_cannot_be_sent_to_machines(little_memory: DataContext) -> None:
     result = numbers()[1].sort("square")
     with pytest.raises(ConfigError, match=r"rows of sort\(\) do not fit into memory") as caught:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.data.sources import frame_writers
-from spotfit.data.sources.frame_writers import DaskWriter, check_can_write, check_frame, spark_url
+from spotfit.data.sources.frame_writers import DaskWriter, check_can_write, spark_url
 from spotfit.store.url import RootUrl
-
-
-class RecordedFrame:
-    """Records the calls of its writer, which are those that the real libraries accept."""
-
-    def __init__(self, **types: Any) -> None:
-        self.dtypes = pd.DataFrame(types).dtypes
-        self.calls: list[tuple[Any, dict[str, Any]]] = []
-
-    def to_parquet(self, path: str, **options: Any) -> None:
-        self.calls.append((path, options))
+from tests.unit.data.sources.partitioned_frame import DataFrame
 
 
 @pytest.mark.parametrize(
@@ -39,19 +31,33 @@ def test_spark_has_addresses_of_hadoop(address: str, expected: str) -> None:
     assert spark_url(RootUrl.parse(address)) == expected
 
 
-def test_row_groups_have_rows_for_their_size() -> None:
-    frame = RecordedFrame(x=np.zeros(1), y=np.zeros(1, np.float32))
-    DaskWriter(frame).write(RootUrl.parse("s3://bucket/rows"))
-    ((path, options),) = frame.calls
-    assert path == "s3://bucket/rows"
-    assert options["row_group_size"] == frame_writers.ROW_GROUP_BYTES // 12
-    assert options["name_function"](3) < options["name_function"](10)
+def written(frame: DataFrame, folder: Path, **options: Any) -> list[pq.ParquetFile]:
+    """The files of a frame, in the order of their names."""
+    DaskWriter(frame, options).write(RootUrl.parse(folder / "rows"))
+    return [pq.ParquetFile(path) for path in sorted(folder.glob("rows/*.parquet"))]
 
 
-def test_options_of_the_user_replace_others() -> None:
-    frame = RecordedFrame(text=["a"])
-    DaskWriter(frame, {"row_group_size": 7}).write(RootUrl.parse("s3://bucket/rows"))
-    assert frame.calls[0][1]["row_group_size"] == 7
+def test_row_groups_have_rows_for_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_writers, "ROW_GROUP_BYTES", 120)
+    rows = pd.DataFrame({"x": np.arange(25.0), "y": np.arange(25, dtype=np.float32)})
+    (file,) = written(DataFrame(rows), tmp_path)
+    groups = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+    assert groups == [10, 10, 5]
+
+
+def test_files_are_named_in_the_order_of_their_partitions(tmp_path: Path) -> None:
+    partitions = [pd.DataFrame({"n": [number]}, index=[7]) for number in range(11)]
+    files = written(DataFrame(*partitions), tmp_path)
+    assert [file.read().to_pydict() for file in files] == [{"n": [n]} for n in range(11)]
+
+
+def test_options_of_the_user_replace_others(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"text": ["a"] * 8})
+    (file,) = written(DataFrame(rows), tmp_path, row_group_size=7, compression="zstd")
+    assert file.metadata.row_group(0).num_rows == 7
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 def test_memory_of_this_process_cannot_be_written() -> None:
@@ -62,12 +68,12 @@ def test_memory_of_this_process_cannot_be_written() -> None:
 @pytest.mark.parametrize("value", [pd.DataFrame(), pa.table({}), "dask", None])
 def test_objects_of_other_libraries_are_refused(value: Any) -> None:
     with pytest.raises(ConfigTypeError, match=r"from_dask\(\) has a") as error:
-        check_frame("from_dask", value, "dask", "DataFrame")
+        DaskWriter(value)
     assert "DataFrame of dask" in str(error.value.do)
 
 
 def test_subclasses_are_accepted() -> None:
-    class Special(pd.DataFrame):  # type: ignore[misc]
+    class Special(DataFrame):
         pass
 
-    check_frame("from_pandas", Special(), "pandas", "DataFrame")
+    assert DaskWriter(Special(pd.DataFrame())).library == "dask"
