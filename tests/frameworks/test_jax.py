@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="needs jax: make jax")
 
 import numpy  # noqa: E402
 
@@ -349,7 +349,6 @@ def train_until_notice(config: dict[str, Any]) -> int:
         weights = weights + 1
         checkpointer.step({"weights": weights})
         Path(config["marks"], "stepping").touch()
-        time.sleep(0.05)
 
 
 def test_a_preemption_notice_causes_a_save(cloud: LiveTestCloud) -> None:

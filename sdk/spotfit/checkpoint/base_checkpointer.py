@@ -183,6 +183,15 @@ class DataPosition(Protocol):
         ...
 
 
+class SavePlanner(Protocol):
+    """Divides the state among the ranks."""
+
+    @property
+    def largest_rank_bytes(self) -> int:
+        """The largest number of bytes that any rank writes, as far as it is known."""
+        ...
+
+
 class StateRestore(Protocol):
     """One rank's part in one restore, by its framework."""
 
@@ -229,6 +238,8 @@ class BaseCheckpointer(ABC):
     _allocation_thread: threading.Thread | None = None
     _is_restore_called: bool = False
     _data_position: DataPosition | None = None
+    _save_planner: SavePlanner
+    """Set by the framework's constructor."""
 
     def __init__(
         self,
@@ -309,12 +320,8 @@ class BaseCheckpointer(ABC):
         """Return this rank's share and the digest of what all ranks hold, without other ranks."""
 
     @abstractmethod
-    def _largest_rank_bytes(self) -> int:
-        """Return the largest number of bytes that any rank writes, as far as it is known."""
-
-    @abstractmethod
-    def _encode_plan(self, plan: RankSavePlan, rank_state: dict[str, Any]) -> tuple[bytes, bytes]:
-        """Encode the plan's values and this rank's own state. Raises `ConfigError`."""
+    def _encode_values(self, values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
+        """Encode a list with one key per value, or a dict without keys. Raises `ConfigError`."""
 
     @abstractmethod
     def _rng_state(self) -> dict[str, Any]:
@@ -428,7 +435,7 @@ class BaseCheckpointer(ABC):
         """
         # The thread must not hold a reference to the Checkpointer, or it would never be collected.
         plan, slots = self._plan_save(), self._slots
-        values_bytes = sum(map(len, self._encode_plan(plan, self._rank_state())))
+        values_bytes = sum(map(len, self._encode_plan(plan)))
         self._size_bytes = plan.size_bytes + values_bytes
         pieces, reserved_bytes = plan.pieces, max(_MIN_VALUES_BYTES, values_bytes)
         context = self._allocation_context()
@@ -469,7 +476,7 @@ class BaseCheckpointer(ABC):
         slot.report_index = self._channel.submit(metrics, slot.arena.path, reason, step=self.steps)
         stall_s = self._clock.now() - started_at
         # The slowest rank determines when a checkpoint is complete, so its size is the cost.
-        largest_bytes = max(self._largest_rank_bytes(), self._size_bytes)
+        largest_bytes = max(self._save_planner.largest_rank_bytes, self._size_bytes)
         self._save_scheduler.record_submitted(slot.report_index, stall_s, largest_bytes)
         if self._rank == 0:
             log.info(
@@ -513,7 +520,7 @@ class BaseCheckpointer(ABC):
         return digest
 
     def _write_snapshot(self, arena: ShmArena, plan: RankSavePlan) -> None:
-        values, rank_state = self._encode_plan(plan, self._rank_state())
+        values, rank_state = self._encode_plan(plan)
         values_bytes = len(values) + len(rank_state)
         index = SnapshotIndex(
             rank=self._rank,
@@ -533,6 +540,11 @@ class BaseCheckpointer(ABC):
         arena.reserve(plan.pieces, values_bytes=values_bytes)
         arena.copy(plan.tensors)
         arena.publish(index)
+
+    def _encode_plan(self, plan: RankSavePlan) -> tuple[bytes, bytes]:
+        """Encode the plan's values and this rank's own state. Raises `ConfigError`."""
+        values = self._encode_values(plan.values, keys=plan.value_keys)
+        return values, self._encode_values(self._rank_state())
 
     def _rank_state(self) -> dict[str, Any]:
         """Return this rank's own state: RNG, position in the data, objects of `per_rank`."""
@@ -721,6 +733,35 @@ def warn_rank_differences(fingerprints: Sequence[Mapping[str, bytes]], *, do: st
             reason="the ranks hold different values, and only one rank's value is saved",
             do=do,
         )
+
+
+def warn_restore_differences(
+    *, unused: Sequence[str], new: Sequence[str], dtype_changes: Sequence[str], do: str
+) -> None:
+    """Warn about state that was saved and does not exist now, and about the reverse.
+
+    `do` says how the unused state can be restored. `dtype_changes` describes arrays with another
+    dtype than the saved one.
+    """
+    if unused:
+        log.warning("checkpoint.unused_state", names=list(unused), do=do)
+    if dtype_changes:
+        log.warning(
+            "checkpoint.dtype_changed", weights=len(dtype_changes), example=dtype_changes[0]
+        )
+    if new:
+        log.warning(
+            "checkpoint.state_not_restored",
+            names=list(new),
+            reason="the checkpoint contains no state of them",
+        )
+
+
+def load_per_rank(per_rank: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+    """Load the saved states of a rank's own objects. Raises `ConfigError` if one is rejected."""
+    for name, state in rank_state.get(PER_RANK_KEY, {}).items():
+        if name in per_rank:
+            load_object_state(state, name, per_rank[name])
 
 
 def load_object_state(saved: Any, name: str, stateful: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from spotfit.checkpoint.base_checkpointer import (
     RankSavePlan,
     RestoreResult,
 )
-from spotfit.checkpoint.format import TensorPiece, aligned_offsets
+from spotfit.checkpoint.format import StateKey, TensorPiece, aligned_offsets
 from spotfit.checkpoint.reader import ReadRequest, SavedState, whole_piece_sink
 from spotfit.checkpoint.restore_candidates import RestorePlan
 from spotfit.checkpoint.shm_arena import ShmArena
@@ -90,6 +91,8 @@ class BytesRestore:
 class BytesCheckpointer(BaseCheckpointer):
     """Saves `values` of a single rank."""
 
+    _save_planner = SimpleNamespace(largest_rank_bytes=0)
+
     def __init__(self, session: CheckpointerSession, **options: Any) -> None:
         save_at_end = options.pop("save_at_end", True)
         defaults = {"every": 2, "max_overhead": None, "total_steps": None, "per_rank": None}
@@ -126,11 +129,8 @@ class BytesCheckpointer(BaseCheckpointer):
     def _plan_at_end(self) -> tuple[RankSavePlan, str]:
         return self._plan_save(), "digest"
 
-    def _largest_rank_bytes(self) -> int:
-        return 0
-
-    def _encode_plan(self, plan: RankSavePlan, rank_state: dict[str, Any]) -> tuple[bytes, bytes]:
-        return b"", msgspec.json.encode(rank_state)
+    def _encode_values(self, values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
+        return msgspec.json.encode(values)
 
     def _rng_state(self) -> dict[str, Any]:
         return {"seed": 7}

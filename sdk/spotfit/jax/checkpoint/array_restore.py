@@ -17,15 +17,15 @@ from spotfit.checkpoint.base_checkpointer import (
     DATASETS_KEY,
     PER_RANK_KEY,
     RNG_STATE_KEY,
-    load_object_state,
+    load_per_rank,
     reject_resized_per_rank,
+    warn_restore_differences,
 )
 from spotfit.checkpoint.format import StateKey, TensorPiece, dotted_name
 from spotfit.checkpoint.reader import ChunkSink, ReadRequest, SavedState, whole_piece_sink
 from spotfit.checkpoint.restore_candidates import RestorePlan
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.host_rng import set_host_rng_state
-from spotfit.host import log
 from spotfit.jax.checkpoint.array_arena import piece_as_array
 from spotfit.jax.checkpoint.array_tree import STATE_SECTION, ArraySpec, ArrayTree, Box, box_of
 from spotfit.jax.checkpoint.array_values import decode_values, dtype_of
@@ -135,23 +135,25 @@ class ArrayRestore:
             boxes = {box: self._buffers.pop((key, box)) for box in spec.local_boxes()}
             leaves[key] = _create(spec, boxes)
         self.state = self._template.unflatten(leaves)
-        if self._dtype_changes and self._rank == 0:
-            log.warning(
-                "checkpoint.dtype_changed",
-                weights=len(self._dtype_changes),
-                example=self._dtype_changes[0],
-            )
         is_same_size = self._world_size == len(saved.indices)
         # Ranks beyond the saved ones take the positions of rank 0: they are the same on all ranks.
         rank_state = _rank_state(saved, self._rank if is_same_size else 0)
+        if self._rank == 0:
+            self._warn_differences(rank_state.get(PER_RANK_KEY, {}))
         self._resume_datasets(rank_state.get(DATASETS_KEY, {}))
         if is_same_size:
-            for name, state in rank_state.get(PER_RANK_KEY, {}).items():
-                if name in self._per_rank:
-                    load_object_state(state, name, self._per_rank[name])
+            load_per_rank(self._per_rank, rank_state)
             self.rng_state = rank_state[RNG_STATE_KEY]
             set_host_rng_state(rank_state[RNG_STATE_KEY])
         return saved.indices[0].epoch
+
+    def _warn_differences(self, saved_per_rank: Mapping[str, Any]) -> None:
+        warn_restore_differences(
+            unused=sorted(saved_per_rank.keys() - self._per_rank),
+            new=sorted(self._per_rank.keys() - saved_per_rank),
+            dtype_changes=self._dtype_changes,
+            do="to restore them, pass them to Checkpointer under these names in per_rank={...}",
+        )
 
     def _reject_mismatches(
         self, saved: SavedState, pieces: Mapping[StateKey, list[tuple[int, TensorPiece]]]
@@ -241,13 +243,13 @@ def _overlaps(
     name: str,
 ) -> list[tuple[tuple[int, TensorPiece], _Target]]:
     """Return the pieces that fill the buffer. Raises `IntegrityError` if they do not."""
-    found, elements = [], 0
+    found, boxes = [], []
     for source in pieces:
         piece = source[1]
         common = _intersect(box, (piece.offsets, piece.sizes))
         if common is None:
             continue
-        elements += math.prod(common[1])
+        boxes.append(common)
         is_whole = common == box == (piece.offsets, piece.sizes)
         target = _Target(
             buffer,
@@ -256,12 +258,33 @@ def _overlaps(
             is_whole=is_whole and piece.dtype == str(buffer.dtype) and buffer.size > 0,
         )
         found.append((source, target))
-    if elements != buffer.size:
+    once, repeated = _elements_covered(box, boxes)
+    if (once, repeated) != (buffer.size, 0):
         raise IntegrityError(
-            f"The array {name} is incomplete: {elements} of {buffer.size} elements were saved.",
+            f"The array {name} is incomplete: of {buffer.size} elements {once} were saved once and "
+            f"{repeated} several times.",
             do="Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run.",
         )
     return found
+
+
+def _elements_covered(box: Box, parts: Sequence[Box]) -> tuple[int, int]:
+    """Return how many elements of the box are in one of the parts, and in several of them."""
+    # A grid whose lines are the edges of all boxes: each cell is in a part completely, or not.
+    edges = [
+        np.unique([edge for offsets, sizes in (box, *parts) for edge in _edges(offsets, sizes, n)])
+        for n in range(len(box[0]))
+    ]
+    counts = np.zeros([len(lines) - 1 for lines in edges], np.int32)
+    for offsets, sizes in parts:
+        cells = [np.searchsorted(lines, _edges(offsets, sizes, n)) for n, lines in enumerate(edges)]
+        counts[tuple(slice(*pair) for pair in cells)] += 1
+    cell_sizes = math.prod(np.ix_(*map(np.diff, edges)), start=np.ones((), np.int64))
+    return int((cell_sizes * (counts == 1)).sum()), int((cell_sizes * (counts > 1)).sum())
+
+
+def _edges(offsets: Sequence[int], sizes: Sequence[int], dimension: int) -> tuple[int, int]:
+    return offsets[dimension], offsets[dimension] + sizes[dimension]
 
 
 def _intersect(one: Box, other: Box) -> Box | None:

@@ -28,7 +28,9 @@ from spotfit.worker.training_api import require_session
 
 # jax and the modules that import it are loaded on first use: `import spotfit.jax` stays cheap.
 if TYPE_CHECKING:
+    from spotfit.checkpoint.format import StateKey
     from spotfit.checkpoint.shm_arena import ShmArena
+    from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner
     from spotfit.jax.checkpoint.array_tree import ArrayTree
     from spotfit.jax.checkpoint.state_template import StateTemplate
 
@@ -53,6 +55,7 @@ class Checkpointer(BaseCheckpointer):
 
     _data_position: ShardDataPosition | None
     """None without a loader."""
+    _save_planner: ArraySavePlanner
     _are_ranks_compared = False
 
     @not_retryable
@@ -212,15 +215,15 @@ class Checkpointer(BaseCheckpointer):
         tree = self._current_tree()
         return self._save_planner.plan(tree), self._save_planner.digest(tree)
 
-    def _largest_rank_bytes(self) -> int:
-        return self._save_planner.largest_rank_bytes
-
-    def _encode_plan(self, plan: RankSavePlan, rank_state: dict[str, Any]) -> tuple[bytes, bytes]:
-        from spotfit.jax.checkpoint.array_restore import WEAKLY_TYPED_KEY
+    def _encode_values(self, values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
         from spotfit.jax.checkpoint.array_values import encode_values
 
-        rank_state = {**rank_state, WEAKLY_TYPED_KEY: self._save_planner.weakly_typed}
-        return encode_values(plan.values, keys=plan.value_keys), encode_values(rank_state)
+        return encode_values(values, keys=keys)
+
+    def _rank_state(self) -> dict[str, Any]:
+        from spotfit.jax.checkpoint.array_restore import WEAKLY_TYPED_KEY
+
+        return {**super()._rank_state(), WEAKLY_TYPED_KEY: self._save_planner.weakly_typed}
 
     def _rng_state(self) -> dict[str, Any]:
         return host_rng_state()

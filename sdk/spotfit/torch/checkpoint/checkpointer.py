@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from spotfit.checkpoint.format import StateKey
     from spotfit.checkpoint.shm_arena import SegmentPathFactory, ShmArena
     from spotfit.data.iteration.data_iterator import DataIterator
     from spotfit.torch.checkpoint.arguments import CheckpointerArguments
     from spotfit.torch.checkpoint.data_position import TorchDataPosition
+    from spotfit.torch.checkpoint.save_plan import SavePlanCache
     from spotfit.torch.checkpoint.training_state import TrainingState
 
 
@@ -57,6 +59,7 @@ class Checkpointer(BaseCheckpointer):
 
     _data_position: TorchDataPosition | None
     """None without a loader."""
+    _save_planner: SavePlanCache
 
     @not_retryable
     def __init__(
@@ -222,13 +225,10 @@ class Checkpointer(BaseCheckpointer):
         with RejectCollectives():  # type: ignore[no-untyped-call]  # torch lacks types
             return super()._write_at_end(arena)
 
-    def _largest_rank_bytes(self) -> int:
-        return self._save_planner.largest_rank_bytes
-
-    def _encode_plan(self, plan: RankSavePlan, rank_state: dict[str, Any]) -> tuple[bytes, bytes]:
+    def _encode_values(self, values: Any, *, keys: Sequence[StateKey] = ()) -> bytes:
         from spotfit.torch.checkpoint.save_plan import encode_values
 
-        return encode_values(plan.values, keys=plan.value_keys), encode_values(rank_state)
+        return encode_values(values, keys=keys)
 
     def _rng_state(self) -> dict[str, Any]:
         from spotfit.torch.checkpoint.training_state import rng_state

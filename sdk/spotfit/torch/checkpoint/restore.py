@@ -22,11 +22,11 @@ from spotfit.checkpoint.base_checkpointer import (
     DATASETS_KEY,
     PER_RANK_KEY,
     RNG_STATE_KEY,
-    load_object_state,
+    load_per_rank,
     reject_resized_per_rank,
+    warn_restore_differences,
 )
 from spotfit.checkpoint.restore_candidates import RestorePlan
-from spotfit.host import log
 
 # torch and the modules that import it are loaded on first use.
 if TYPE_CHECKING:
@@ -234,25 +234,19 @@ class RestoreOperation:
         assert self._load_plan is not None, "plan() was not called"
         if self._rank != 0:
             return
-        if self._unused_components:
-            log.warning("checkpoint.unused_state", names=self._unused_components, do=_UNUSED_REMEDY)
-        if changes := self._load_plan.dtype_changes:
-            log.warning("checkpoint.dtype_changed", weights=len(changes), example=changes[0])
-        if names := [*self._new_components, *self._load_plan.unsaved_options, *reset_names]:
-            log.warning(
-                "checkpoint.state_not_restored",
-                names=names,
-                reason="the checkpoint contains no state of them",
-            )
+        warn_restore_differences(
+            unused=self._unused_components,
+            new=[*self._new_components, *self._load_plan.unsaved_options, *reset_names],
+            dtype_changes=self._load_plan.dtype_changes,
+            do=_UNUSED_REMEDY,
+        )
 
     def _resume(self, saved: SavedState) -> int:
         from spotfit.torch.checkpoint.training_state import set_rng_state
 
         index = saved.indices[self._rank]
         rank_state = _decode_rank_state(index)
-        for name, state in rank_state.get(PER_RANK_KEY, {}).items():
-            if name in self._per_rank:
-                load_object_state(state, name, self._per_rank[name])
+        load_per_rank(self._per_rank, rank_state)
         # After all load_state_dict methods, which may draw random numbers.
         self.rng_state = rank_state[RNG_STATE_KEY]
         set_rng_state(self.rng_state)

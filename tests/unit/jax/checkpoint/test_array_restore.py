@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="needs jax: make jax")
 
 import numpy as np  # noqa: E402
 
@@ -84,6 +84,20 @@ def test_an_incomplete_array_is_rejected(tmp_path: Path) -> None:
     reader.index = msgspec.structs.replace(reader.index, pieces=reader.index.pieces[1:])
     with pytest.raises(IntegrityError, match=r"The array state\.w is incomplete: "):
         restore_of({"w": np.zeros((700, 1000))}).plan(saved)
+
+
+@pytest.mark.parametrize("offset", [0, 100])
+def test_a_gap_of_the_size_of_a_repetition_is_rejected(tmp_path: Path, offset: int) -> None:
+    saved = saved_by(1, tmp_path, {"w": np.zeros((700, 3))})
+    reader: Any = saved.readers[0]
+    (piece,) = reader.index.pieces
+    parts = tuple(
+        msgspec.structs.replace(piece, offsets=(first, 0), sizes=(350, 3), size_bytes=350 * 24)
+        for first in (0, offset)
+    )
+    reader.index = msgspec.structs.replace(reader.index, pieces=parts)
+    with pytest.raises(IntegrityError, match=f"{3 * (350 - offset)} several times"):
+        restore_of({"w": np.zeros((700, 3))}).plan(saved)
 
 
 def test_a_checkpoint_of_another_framework_is_rejected(tmp_path: Path) -> None:

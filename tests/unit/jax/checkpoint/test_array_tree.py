@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="needs jax: make jax")
 
 import numpy as np  # noqa: E402
 

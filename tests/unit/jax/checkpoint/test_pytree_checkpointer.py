@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="needs jax: make jax")
 
 import numpy as np  # noqa: E402
 
@@ -202,6 +202,14 @@ def test_the_objects_of_a_rank_are_restored() -> None:
     again = Stream()
     Checkpointer([0], per_rank={"stream": again}).restore()
     assert again.position.tolist() == [5, 6]
+
+
+def test_objects_of_a_rank_with_other_names_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    save([1], per_rank={"stream": Stream(), "old": Stream()})
+    Checkpointer([0], per_rank={"stream": Stream(), "new": Stream()}).restore()
+    output = capsys.readouterr().err
+    assert "checkpoint.unused_state names=['old']" in output
+    assert "checkpoint.state_not_restored names=['new']" in output
 
 
 def test_the_last_steps_are_saved_at_the_end(session: LocalSession) -> None:

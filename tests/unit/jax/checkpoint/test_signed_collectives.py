@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="needs jax: make jax")
 
 import numpy as np  # noqa: E402
 from jax.experimental import multihost_utils  # noqa: E402
