@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from contextlib import suppress
 
 from spotfit.data.feeding.messages import (
     FailureReply,
@@ -45,8 +46,11 @@ class FeederLink:
 
     def check_idle(self) -> None:
         """Raise `OSError` if the feeder has closed a connection without open requests."""
+        poll = select.poll()  # `select` rejects descriptors from 1024 on
+        with suppress(ValueError):  # another thread has closed the socket
+            poll.register(self._sock, select.POLLIN)
         # A feeder sends nothing but replies.
-        if self._is_closed or select.select([self._sock], [], [], 0)[0]:
+        if self._is_closed or poll.poll(0):
             raise ConnectionResetError("the feeder closed the connection")
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -51,6 +53,27 @@ def test_an_idle_connection_is_checked_without_waiting(
     link, feeder = ends
     link.check_idle()
     feeder.close()
+    with pytest.raises(OSError, match="closed the connection"):
+        link.check_idle()
+
+
+def test_an_idle_connection_is_checked_in_a_process_with_many_open_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    own, feeder = socket.socketpair()
+    with own, feeder:
+        descriptor = fcntl.fcntl(own, fcntl.F_DUPFD, 1024)  # the first that `select` rejects
+        link = FeederLink(socket.socket(fileno=descriptor), "feeder")
+        link.check_idle()
+        link.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_an_idle_check_of_a_closed_link_is_an_error_of_the_connection(
+    ends: tuple[FeederLink, socket.socket],
+) -> None:
+    link, _ = ends
+    link.close()
     with pytest.raises(OSError, match="closed the connection"):
         link.check_idle()
 
