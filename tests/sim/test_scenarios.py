@@ -16,6 +16,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -546,6 +547,14 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
     assert record.finished_at_s <= record.deadline_s
 
 
+def test_a_move_to_machines_of_which_a_part_is_granted_ends() -> None:
+    """The zone has one machine of two, for as long as the run takes."""
+    result = simulated(deadline_scenario(60027), 60027)
+    assert result.violation is None
+    choices = [one.event for one in result.entries if isinstance(one.event, MachinesChosen)]
+    assert "spot-d" in {one.incomplete_offer for one in choices}
+
+
 @pytest.mark.parametrize("seed", [50, 351])
 def test_deadline_is_kept_on_an_adversarial_market(seed: int) -> None:
     """Spot machines that are lost directly after their start, and a wrong clock of each machine."""
@@ -586,7 +595,6 @@ def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(se
         (50098, "an elastic group kept machines of another offer until it was complete"),
         (60000, "a lost agent made its offer count as refused until the next observation"),
         (60112, "a new leader of an elastic group counted a machine with a preemption notice"),
-        (60027, "a part of the machines of a move was paid for until the end of the run"),
     ],
 )
 def test_regression_seeds_of_deadlines_pass(seed: int, defect: str) -> None:
