@@ -16,7 +16,6 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     LeaderElected,
-    MachinesChosen,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -545,14 +544,6 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
     assert record.deadline_s is not None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.deadline_s
-
-
-def test_a_move_to_machines_of_which_a_part_is_granted_ends() -> None:
-    """The zone has one machine of two, for as long as the run takes."""
-    result = simulated(deadline_scenario(60027), 60027)
-    assert result.violation is None
-    choices = [one.event for one in result.entries if isinstance(one.event, MachinesChosen)]
-    assert "spot-d" in {one.incomplete_offer for one in choices}
 
 
 @pytest.mark.parametrize("seed", [50, 351])

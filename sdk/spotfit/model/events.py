@@ -422,9 +422,6 @@ class MachinesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="machines_ch
     standing_offer: str = ""
     """An offer that is refused at present, and requested as well because the run would move to it;
     '' if there is none."""
-    incomplete_offer: str = ""
-    """An offer that the run would have moved to, but that has granted only a part of the machines
-    for too long: these are released, and all requested again after a pause; '' if there is none."""
     reason: str = ""
 
 

@@ -46,8 +46,6 @@ class OfferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When the last of them was refused."""
     final_refusal: str = ""
     """The reason of a refusal that a new request is likely to meet as well; '' if there is none."""
-    incomplete_moves: int = 0
-    """How often only a part of its machines was granted, since a round was opened on them."""
     running_s: float = 0.0
     """How long rounds have run on its machines."""
     losses: int = 0
@@ -182,9 +180,8 @@ def fold_market(
     `at_ms` is when it was written, by the storage's clock; None if its author may not know that.
     """
     match event:
-        case MachinesChosen(incomplete_offer=name):
-            record = replace(record, choice=event)
-            return _count_incomplete_move(record, name, elapsed_s) if name else record
+        case MachinesChosen():
+            return replace(record, choice=event)
         case PricesChanged(offers=offers):
             changed = {offer.name: offer.price for offer in offers}
             return replace(record, prices={**record.prices, **changed})
@@ -250,23 +247,16 @@ def _refuse(record: MarketRecord, token: Token, elapsed_s: float, reason: str) -
     if request is None or not request.offer:
         return record
     before = record.record_of(request.offer)
-    since_s = elapsed_s if request.waiting_since_s is None else request.waiting_since_s
-    after = replace(_refused(before, elapsed_s, since_s=since_s), final_refusal=reason)
-    return _with_offer(record, request.offer, after)
-
-
-def _count_incomplete_move(record: MarketRecord, offer: str, elapsed_s: float) -> MarketRecord:
-    before = _refused(record.record_of(offer), elapsed_s, since_s=elapsed_s)
-    after = replace(before, incomplete_moves=before.incomplete_moves + 1)
-    return _with_offer(record, offer, after)
-
-
-def _refused(before: OfferRecord, elapsed_s: float, *, since_s: float) -> OfferRecord:
-    """The record after one more refusal; the first one of them was at `since_s`."""
-    first_s = since_s if before.refused_since_s is None else before.refused_since_s
-    return replace(
-        before, refusals=before.refusals + 1, refused_since_s=first_s, refused_at_s=elapsed_s
+    since = (before.refused_since_s, request.waiting_since_s, elapsed_s)
+    since_s = next(one for one in since if one is not None)
+    after = replace(
+        before,
+        refusals=before.refusals + 1,
+        refused_since_s=since_s,
+        refused_at_s=elapsed_s,
+        final_refusal=reason,
     )
+    return _with_offer(record, request.offer, after)
 
 
 def _wait(
@@ -295,11 +285,7 @@ def _open_round(record: MarketRecord, event: RoundOpened) -> MarketRecord:
     tokens = tuple(dict.fromkeys(one.token for one in event.round.assignments))
     for offer in _offers_of(record, tokens):
         granted = replace(
-            record.record_of(offer),
-            refusals=0,
-            refused_since_s=None,
-            final_refusal="",
-            incomplete_moves=0,
+            record.record_of(offer), refusals=0, refused_since_s=None, final_refusal=""
         )
         record = _with_offer(record, offer, granted)
     used = {record.requests[one].network for one in tokens if one in record.requests}

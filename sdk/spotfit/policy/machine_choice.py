@@ -14,10 +14,6 @@ choice start beside those that run. These are released once all workers have oth
 
 A refused spot offer that the run would move to is requested as well, as a standing request: with
 growing pauses at a backend that refuses at once, as one waiting group at a backend with a queue.
-
-Spot machines of a move that wait for the others of their offer, while the round trains on another
-one, cost money and train nothing. After `partial_capacity_timeout_s` they are released, and all are
-requested again after a pause (`MachinesChosen.incomplete_offer`).
 """
 
 from __future__ import annotations
@@ -39,19 +35,13 @@ from spotfit.policy import cost_budget, elastic_choice, offer_choice
 from spotfit.policy.capacity import (
     has_agents,
     has_machines,
-    nodes_of_offer,
     slots_of_offer,
 )
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.elastic_choice import ElasticOffer
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
-from spotfit.policy.request_backoff import (
-    incomplete_until_s,
-    offer_request_due_s,
-    release_jitter,
-    unusable_until_s,
-)
+from spotfit.policy.request_backoff import offer_request_due_s, unusable_until_s
 from spotfit.policy.training_time import changeover_s, start_time_s, work_left_s
 
 # Clocks of storage services and the rounding of their time stamps to seconds.
@@ -61,8 +51,6 @@ _CLOCK_MARGIN_S = 5.0
 class _Candidate(NamedTuple):
     offer: Offer
     state: OfferState
-    is_incomplete: bool
-    """Whether the run does not move to it, because only a part of its machines was granted."""
 
 
 def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChosen | None:
@@ -92,18 +80,7 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     workers = {}
     if chosen.offer is not None:
         workers[candidates[chosen.offer].offer.name] = view.spec.max_workers
-    before = () if view.market.choice is None else view.market.choice.workers
-    incomplete = {
-        one.offer.name: _incomplete_reason(view, state, one.offer, now)
-        for one in candidates
-        if one.is_incomplete and one.offer.name in before and one.offer.name not in workers
-    }
-    return MachinesChosen(
-        workers=workers,
-        standing_offer=standing,
-        incomplete_offer=next(iter(incomplete), ""),
-        reason="; ".join([chosen.reason, *incomplete.values()]),
-    )
+    return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
 
 
 def _is_informed(view: View, state: LeaderState, now: float) -> bool:
@@ -163,14 +140,7 @@ def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
     # Without another way to keep the deadline, refused on-demand machines are requested again.
     if all(refused[name] is not None for name in on_demand):
         refused |= dict.fromkeys(on_demand)
-    return [
-        _Candidate(
-            one,
-            _offer_state(view, one, refused[one.name]),
-            _is_incomplete(view, state, one, now),
-        )
-        for one in possible
-    ]
+    return [_Candidate(one, _offer_state(view, one, refused[one.name])) for one in possible]
 
 
 def _elastic_offers(
@@ -210,16 +180,14 @@ def _offer_state(view: View, offer: Offer, refused_s: float | None) -> OfferStat
 
 def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> float | None:
     """How long its machines have been refused; None if they run or would be granted."""
-    tokens, record = _tokens_of(view, offer.name), view.market.record_of(offer.name)
-    if _is_incomplete(view, state, offer, now):
-        since_s = record.refused_since_s
-        return 0.0 if since_s is None else state.elapsed_s - since_s
+    tokens = _tokens_of(view, offer.name)
     if any(has_machines(state, token) or _is_billed(view, token) for token in tokens):
         return None
     # An agent has just disconnected, or its loss was recorded: the backend's status of the other
     # machines may be older than the agent.
     if any(_had_agent(view, state, token) for token in tokens):
         return None
+    record = view.market.record_of(offer.name)
     waiting_s = [
         state.elapsed_s - view.market.requests[token].planned_s
         for token in tokens
@@ -231,42 +199,6 @@ def _refused_s(view: View, state: LeaderState, offer: Offer, now: float) -> floa
     if unusable is not None and state.elapsed_s < unusable_until_s(view, offer.name):
         waiting_s.append(state.elapsed_s - unusable.since_s)
     return max(waiting_s, default=None)
-
-
-def _is_incomplete(view: View, state: LeaderState, offer: Offer, now: float) -> bool:
-    """Whether the run does not move to an offer that has granted only a part of the machines."""
-    is_paused = state.elapsed_s < incomplete_until_s(view, offer.name)
-    return is_paused or bool(_incomplete_reason(view, state, offer, now))
-
-
-def _incomplete_reason(view: View, state: LeaderState, offer: Offer, now: float) -> str:
-    """Why the run does not complete its move to an offer: it has granted only a part for too long.
-
-    '' if it continues. On-demand machines are kept: the deadline may need them.
-    """
-    choice = view.market.choice
-    is_move = choice is not None and offer.name in choice.workers and view.round is not None
-    if view.spec.is_elastic or offer.market is not Market.SPOT or not is_move:
-        return ""
-    assert view.round is not None
-    nodes = nodes_of_offer(view, state, offer.name)
-    joined_at = {
-        (one.member.token, one.member.node): one.joined_at for one in state.members.values()
-    }
-    granted_at = {**state.granted_at, **joined_at}
-    granted = [one for one in nodes if one in granted_at]
-    slots = sum(view.groups[token].plan.slots_per_node for token, _ in granted)
-    trains = any((one.token, one.node) in nodes for one in view.round.assignments)
-    if trains or not 0 < slots < view.spec.max_workers:
-        return ""
-    timeout_s = view.spec.timing.partial_capacity_timeout_s * (1 + release_jitter(view) / 2)
-    since = max(state.leading_since, *(granted_at[one] for one in granted))
-    if now - since <= timeout_s:
-        return ""
-    return (
-        f"{offer.name} granted machines for {slots} of {view.spec.max_workers} workers, and no "
-        f"further one within {timeout_s:.0f} s"
-    )
 
 
 def _is_refused(view: View, state: LeaderState, token: Token, now: float) -> bool:
@@ -399,15 +331,11 @@ def _standing_offer(
     if view.market.round is None and starts_spot:
         return ""
     wanted = []
-    for index, one in enumerate(candidates):
-        offer, offer_state = one.offer, one.state
+    for index, (offer, offer_state) in enumerate(candidates):
         if offer_state.market is not Market.SPOT or offer_state.refused_s is None:
             continue
-        # As the standing request, its machines would not be released.
-        if one.is_incomplete:
-            continue
         granted = list(candidates)
-        granted[index] = one._replace(state=replace(offer_state, refused_s=None))
+        granted[index] = _Candidate(offer, replace(offer_state, refused_s=None))
         if _choose(view, goal, granted, running).offer == index:
             wanted.append(offer.name)
     # A request that waits is kept; otherwise the offers are requested in turn.

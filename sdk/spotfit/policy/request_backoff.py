@@ -51,20 +51,16 @@ def next_request_at(view: View, state: LeaderState) -> float:
         if state.is_headless and refused_at is None and not has_machines:
             return float("-inf")
         refused_at = state.leading_since if refused_at is None else refused_at
-        return refused_at + _release_pause_s(view, view.partial_releases)
+        shortest_s = view.spec.timing.partial_capacity_pause_s
+        pause_s = exponential_backoff_s(
+            view.partial_releases - 1, shortest_s=shortest_s, longest_s=_MAX_RELEASE_PAUSE_S
+        )
+        return refused_at + pause_s * (0.5 + release_jitter(view))
     if refused_at is None or failures == 0:
         return float("-inf")
     return refused_at + exponential_backoff_s(
         failures, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
     )
-
-
-def _release_pause_s(view: View, releases: int) -> float:
-    shortest_s = view.spec.timing.partial_capacity_pause_s
-    pause_s = exponential_backoff_s(
-        releases - 1, shortest_s=shortest_s, longest_s=_MAX_RELEASE_PAUSE_S
-    )
-    return pause_s * (0.5 + release_jitter(view))
 
 
 def release_jitter(view: View) -> float:
@@ -83,31 +79,15 @@ def offer_request_due_s(view: View, offer: str) -> float:
     if not record.refusals:
         return unusable_s
     longest_s = _MAX_BACKOFF_S
-    if _is_beside(view, offer):
-        # A zone without capacity would otherwise add thousands of entries per day to the journal.
+    choice = view.market.choice
+    if view.market.round is not None and (choice is None or offer not in choice.workers):
+        # Machines of other offers train. A zone without capacity would otherwise add thousands of
+        # entries per day to the journal.
         since_s = record.refused_at_s if record.refused_since_s is None else record.refused_since_s
         refused_s = record.refused_at_s - since_s
         longest_s = min(_MAX_STANDING_PAUSE_S, max(longest_s, _STANDING_PAUSE_SHARE * refused_s))
     pause_s = exponential_backoff_s(record.refusals, shortest_s=_MIN_BACKOFF_S, longest_s=longest_s)
-    return max(unusable_s, record.refused_at_s + pause_s, incomplete_until_s(view, offer))
-
-
-def incomplete_until_s(view: View, offer: str) -> float:
-    """Return until when the run does not move to an offer that has granted too few machines.
-
-    As `JournalView.elapsed_s`; 0 if there was no such move, or if no machines of other offers
-    train.
-    """
-    record = view.market.record_of(offer)
-    if not record.incomplete_moves or not _is_beside(view, offer):
-        return 0.0
-    return record.refused_at_s + _release_pause_s(view, record.incomplete_moves)
-
-
-def _is_beside(view: View, offer: str) -> bool:
-    """Whether machines of other offers train, and those of this one are not chosen."""
-    choice = view.market.choice
-    return view.market.round is not None and (choice is None or offer not in choice.workers)
+    return max(unusable_s, record.refused_at_s + pause_s)
 
 
 def unusable_until_s(view: View, offer: str) -> float:

@@ -68,16 +68,6 @@ def test_the_last_choice_is_kept() -> None:
     assert fold_all((1.0, first), (2.0, second)).choice == second
 
 
-def test_an_incomplete_move_counts_as_a_refusal_until_a_round_is_on_the_offer() -> None:
-    incomplete = MachinesChosen(workers={"other": 2}, incomplete_offer="spot")
-    record = fold_all((1.0, planned()), (5.0, incomplete), (9.0, incomplete))
-    assert record.record_of("spot") == OfferRecord(
-        refusals=2, refused_since_s=5.0, refused_at_s=9.0, incomplete_moves=2
-    )
-    opened = fold_all((20.0, RoundOpened(round=a_round())), record=record)
-    assert opened.record_of("spot").incomplete_moves == 0
-
-
 def test_refusals_of_an_offer_are_counted_since_the_first_one() -> None:
     record = fold_all(
         (1.0, planned(Token("t-1"))),

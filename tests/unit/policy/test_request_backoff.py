@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
-from spotfit.model.events import MachinesChosen
-from spotfit.model.market_record import MarketRecord, OfferRecord, RoundRecord
-from spotfit.policy.request_backoff import (
-    incomplete_until_s,
-    next_request_at,
-    offer_request_due_s,
-    release_jitter,
-)
-from spotfit.testing.builders import TOKEN, a_leader_state, a_view
+from spotfit.policy.request_backoff import next_request_at, offer_request_due_s
+from spotfit.testing.builders import a_leader_state, a_view
 from tests.unit.policy.offered_run import SPOT, OfferedRun
 
 NOW = 1000.0
@@ -59,22 +51,3 @@ def test_pauses_of_a_refused_offer_grow_to_a_minute(refusals: int, pause_s: floa
         run.refuse(100, f"t-{n}", SPOT)
     assert offer_request_due_s(run.view, "spot") == 100 + pause_s
     assert offer_request_due_s(run.view, "on-demand") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("moves", "pause_s"), [(1, 300), (2, 600), (4, 2400), (5, 3600), (50, 3600)]
-)
-def test_pauses_after_incomplete_moves_grow_to_an_hour(moves: int, pause_s: float) -> None:
-    record = OfferRecord(refusals=1, refused_at_s=100.0, incomplete_moves=moves)
-    market = MarketRecord(
-        choice=MachinesChosen(workers={"other": 2}),
-        offers={"spot": record},
-        round=RoundRecord(tokens=(TOKEN,), start_progress=0.0),
-    )
-    view = a_view(market=market)
-    due_s = 100.0 + pause_s * (0.5 + release_jitter(view))
-    assert incomplete_until_s(view, "spot") == offer_request_due_s(view, "spot") == due_s
-    # Without a round the run needs the machines.
-    stopped = a_view(market=replace(market, round=None))
-    assert incomplete_until_s(stopped, "spot") == 0.0
-    assert offer_request_due_s(stopped, "spot") == 101.0
