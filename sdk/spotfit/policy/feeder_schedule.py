@@ -51,6 +51,11 @@ _MIN_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 600.0
 
 
+MIN_WORK_S = 300.0
+"""For how long the feeders of a machine accept connections before it counts as working. More than
+the two minutes for which a machine tries to replace processes that have ended."""
+
+
 class FeederCount(NamedTuple):
     """How many machines the feeders are to have, and why."""
 
