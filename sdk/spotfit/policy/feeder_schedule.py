@@ -115,11 +115,12 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     staying = len(capacity.staying_nodes(view, state, "feed"))
     if wanted <= staying:
         return
-    # Where one works, the environment can be set up.
-    failure = None if feeder_addresses(view, state) else _failure_reason(view)
+    # Where one works, also with a preemption notice, the environment can be set up.
+    is_working = any(one.feeder is not None for one in state.members.values())
+    failure = None if is_working else _failure_reason(view)
     if failure is not None:
-        # Others may still start.
-        if not staying:
+        # Others may still start, and one that has worked may only be disconnected.
+        if not any(one.role == "feed" and one.active_nodes for one in view.groups.values()):
             yield AppendEvent(FeedersStopped(reason=failure))
         return
     request_at, refusals = float("-inf"), view.feeder_failures.refusals

@@ -311,6 +311,21 @@ def test_where_a_machine_works_failed_ones_are_replaced() -> None:
     assert isinstance(action_of(view, observed(None, feeder(0))), RequestMachines)
 
 
+def test_a_machine_that_works_with_a_notice_shows_that_others_can_start() -> None:
+    notices = {agent_of(0): a_notice()}
+    view = a_run((2, 2), machines=1, feeder_failures=failed(3), notices=notices)
+    noticed = feeder(0, notice=a_notice())
+    assert isinstance(action_of(view, observed(None, noticed)), RequestMachines)
+
+
+def test_the_loss_of_a_machine_with_a_notice_is_awaited_before_the_stop() -> None:
+    notices = {agent_of(0): a_notice()}
+    view = a_run((2, 2), machines=1, feeder_failures=failed(3), notices=notices)
+    agents = {(token_of(0), 0): agent_of(0)}
+    state = observed(None, last_agent_by_node=agents, disconnected_since={agent_of(0): NOW})
+    assert isinstance(action_of(view, state), Wait)
+
+
 # --- releases -----------------------------------------------------------------------------------
 
 
