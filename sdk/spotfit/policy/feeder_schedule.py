@@ -20,7 +20,8 @@ Then the fit requests none any more, and the workers transform their rows themse
 
     loss of a machine that has not worked            | limit in a row
     -------------------------------------------------|------------------------------------------
-    its environment or its agent could not start     | `retry_budget.failed_start_limit`
+    its environment or agent could not start, or it  | `retry_budget.failed_start_limit`
+    joined and ended, other than by a preemption     |
     any, other than a refusal                        | `capacity.MAX_BOOT_FAILURES_PER_NODE`
     refused, or withdrawn before it has run          | none: it costs nothing
 """
@@ -30,9 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.units import format_count
-from spotfit.model.events import FeedersStopped
+from spotfit.model.events import FailureCause, FeedersStopped, NodeLost
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
@@ -99,6 +102,21 @@ def feeder_addresses(view: View, state: LeaderState) -> tuple[FeederAddress, ...
             (one.feeder for one in members if one.feeder is not None), key=lambda one: one.address
         )
     )
+
+
+def with_failure(view: View, state: LeaderState, lost: NodeLost, now: float) -> NodeLost:
+    """Return the loss, marked as unusable if the machine was for feeders that did not work. Pure.
+
+    Not if it was preempted or the leader has given it up, nor for a headless leader, to which no
+    feeders are reported. `now` is the leader's `Clock.now()` in seconds.
+    """
+    is_failure = lost.cause in (FailureCause.WORKER, FailureCause.PLATFORM)
+    if lost.agent is None or not is_failure or lost.machine_returned or state.is_headless:
+        return lost
+    if view.groups[lost.token].role != "feed":
+        return lost
+    has_worked = now - state.feeding_since.get(lost.agent, now) >= MIN_WORK_S
+    return replace(lost, is_unusable=not has_worked)
 
 
 def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
