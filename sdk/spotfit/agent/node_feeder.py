@@ -79,11 +79,12 @@ class NodeFeeder:
         if feeder != self._reported:
             self._reported = feeder
             self._net.send_to_leader(FeederReady(feeder=feeder))
-        has_failed = self._starts >= _MAX_FAILED_STARTS and not self._feeder_node.is_running
-        if has_failed and not self._is_known_unusable:
+        # The next start may follow at once: the pauses count from the previous start.
+        ended = self._starts - self._feeder_node.is_running
+        if ended >= _MAX_FAILED_STARTS and not self._is_known_unusable:
             self._is_known_unusable = True
             message = (
-                f"its feeders ended {self._starts} times before they had accepted connections for "
+                f"its feeders ended {ended} times before they had accepted connections for "
                 f"{MIN_WORK_S:.0f} s"
             )
             failure = RankFailure(rank=0, kind="died", message=message)
