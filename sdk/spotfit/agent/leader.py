@@ -235,7 +235,7 @@ class Leader:
             case NodeWarm():
                 self._roster.mark_warm(agent)
             case FeederReady(feeder=feeder):
-                self._roster.record_feeder(agent, feeder)
+                self._roster.record_feeder(agent, feeder, now)
             case NodeUnusable(failure=failure):
                 self._roster.mark_unusable(agent, failure)
             case ValidationReported(attempt=attempt):
@@ -510,6 +510,7 @@ class Leader:
             },
             loss_recorded_at=roster.loss_recorded_at,
             agent_lost_at=roster.agent_lost_at,
+            feeding_since=roster.feeding_since,
             has_unfinished_writes=self._has_unfinished_writes,
             has_unwritten_logs=self._services.node_services.has_unwritten_logs,
             group_statuses=reconciler.group_statuses,

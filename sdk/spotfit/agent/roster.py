@@ -41,6 +41,8 @@ class Roster:
         """When the loss of a machine was last recorded in the journal, by group token."""
         self.agent_lost_at: dict[Token, float] = {}
         """The same for machines whose agents had joined."""
+        self.feeding_since: dict[AgentId, float] = {}
+        """When the feeders of each agent first accepted connections."""
 
     def join(self, agent: AgentId, join: Join, now: float) -> None:
         """Add an agent that has connected to the leader, with the state that its `Join` reports.
@@ -178,13 +180,15 @@ class Roster:
         # It has no rank: the policies expect the one of `NodeUnusable`.
         self.members[agent] = replace(self.members[agent], node_failure=replace(failure, rank=0))
 
-    def record_feeder(self, agent: AgentId, feeder: FeederAddress | None) -> None:
-        """Record where the feeders of a member accept connections; None if they do not.
+    def record_feeder(self, agent: AgentId, feeder: FeederAddress | None, now: float) -> None:
+        """Record where the feeders of a member accept connections at `now`; None if they do not.
 
         An impossible address counts as none: workers use it without checking it.
         """
         is_valid = feeder is not None and _ADDRESS.fullmatch(feeder.address) is not None
         self.members[agent] = replace(self.members[agent], feeder=feeder if is_valid else None)
+        if is_valid:
+            self.feeding_since.setdefault(agent, now)
 
     def mark_warm(self, agent: AgentId) -> None:
         """Record that the agent's fork server has imported everything that workers need."""

@@ -334,9 +334,9 @@ class Reconciler:
             # The agent could store no report: what it printed last is the only one.
             if explained.unreachable and not output and self._may_get_output(lost, now):
                 return False, Wait(now + _OUTPUT_POLL_S, "reading the output of a lost machine")
-        # A machine that failed to boot, or was granted too few others, delays the next request like
-        # a refusal.
-        if lost.agent is None or lost.is_unused:
+        # A machine that failed to boot, was of no use, or was granted too few others, delays the
+        # next request like a refusal.
+        if lost.agent is None or lost.is_unused or lost.is_unusable:
             self._record_refusal(lost.token, now)
         explained = self._machine_times.with_loss_times(
             self._journal_writer.view.usage,

@@ -189,8 +189,9 @@ class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="node_lost"):
     """Whether the leader releases the machine because the backend granted too few for a round: all
     are requested again, after a pause."""
     is_unusable: bool = False
-    """Whether the machine has started, but was of no use: its environment could not be set up, or
-    no round could be opened in its network, another one than the leader's."""
+    """Whether the machine has started, but was of no use: its environment could not be set up, it
+    ended before its feeders had worked, or no round could be opened in its network, another one
+    than the leader's."""
     times: MachineTimes | None = None
     """What was not recorded before; None if nothing is known."""
 

@@ -255,6 +255,8 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     """When this leader last recorded the loss of a node, by group."""
     agent_lost_at: Mapping[Token, float] = {}
     """The same of nodes whose agents had been connected."""
+    feeding_since: Mapping[AgentId, float] = {}
+    """When the feeders of each agent first accepted connections, also of agents that have left."""
     phase: RoundPhase = NoRound()
     has_unfinished_writes: bool = False
     """Whether this leader still deletes checkpoints or writes reports."""
@@ -280,7 +282,7 @@ class LeaderState(msgspec.Struct, frozen=True, kw_only=True):
     listed_offers: tuple[Offer, ...] = ()
     """The offers as the backend last listed them; empty before."""
     refused_at: Mapping[Role, float] = {}
-    """When a request for machines of each role was last refused, or one failed while booting."""
+    """When a request for machines of each role was last refused, or one failed before it worked."""
     latest_metrics: dict[str, Any] | None = None
     """The last metrics of rank 0."""
     validation_changed_at: float = 0.0

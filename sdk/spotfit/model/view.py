@@ -96,11 +96,12 @@ class FeederFailures(msgspec.Struct, frozen=True, kw_only=True):
     """Machines for feeders that have failed since one has last worked in this fit."""
 
     refusals: int = 0
-    """Those that were refused or failed while booting."""
+    """Those that were refused or failed before they worked."""
     boot_failures: int = 0
     """Those that were granted."""
     failed_starts: int = 0
-    """Those that ended with an error, or whose environment could not be set up."""
+    """Those that ended with an error or joined and did not work, or whose environment could not be
+    set up."""
     last: NodeLost | None = None
     """The last granted one."""
 
@@ -747,10 +748,10 @@ def _lose_node(view: JournalView, event: NodeLost) -> JournalView:
     if event.agent is None and group.role == "validate":
         return replace(after, validator_refusals=view.validator_refusals + 1)
     if group.role == "feed":
-        if event.agent is None:
-            return replace(after, feeder_failures=view.feeder_failures.with_loss(event))
-        lost_agents = view.lost_agents | {event.agent}
-        return replace(after, feeder_failures=FeederFailures(), lost_agents=lost_agents)
+        has_failed = event.agent is None or event.is_unusable
+        failures = view.feeder_failures.with_loss(event) if has_failed else FeederFailures()
+        lost_agents = view.lost_agents | ({event.agent} if event.agent else set())
+        return replace(after, feeder_failures=failures, lost_agents=lost_agents)
     if event.agent is None and event.cause is FailureCause.PREEMPTION:
         # The backend withdrew a granted machine. A group counts as one refusal, not one per node.
         added = 0 if group.lost_nodes else 1

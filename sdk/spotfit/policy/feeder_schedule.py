@@ -20,7 +20,8 @@ Then the fit requests none any more, and the workers transform their rows themse
 
     loss of a machine that has not worked            | limit in a row
     -------------------------------------------------|------------------------------------------
-    its environment or its agent could not start     | `retry_budget.failed_start_limit`
+    its environment or agent could not start, or it  | `retry_budget.failed_start_limit`
+    joined and ended, other than by a preemption     |
     any, other than a refusal                        | `capacity.MAX_BOOT_FAILURES_PER_NODE`
     refused, or withdrawn before it has run          | none: it costs nothing
 """
@@ -30,9 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.units import format_count
-from spotfit.model.events import FeedersStopped
+from spotfit.model.events import FailureCause, FeedersStopped, NodeLost
 from spotfit.model.leader_state import LeaderState, NoRound
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
@@ -49,6 +52,11 @@ _IDLE_TIMEOUT_S = 300.0
 # Pauses after refused machines and failed starts: feeders are not urgent, the workers transform.
 _MIN_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 600.0
+
+
+MIN_WORK_S = 300.0
+"""For how long the feeders of a machine accept connections before it counts as working. More than
+the two minutes for which a machine tries to replace processes that have ended."""
 
 
 class FeederCount(NamedTuple):
@@ -96,6 +104,21 @@ def feeder_addresses(view: View, state: LeaderState) -> tuple[FeederAddress, ...
     )
 
 
+def with_failure(view: View, state: LeaderState, lost: NodeLost, now: float) -> NodeLost:
+    """Return the loss, marked as unusable if the machine was for feeders that did not work. Pure.
+
+    Not if it was preempted or the leader has given it up, nor for a headless leader, to which no
+    feeders are reported. `now` is the leader's `Clock.now()` in seconds.
+    """
+    is_failure = lost.cause in (FailureCause.WORKER, FailureCause.PLATFORM)
+    if lost.agent is None or not is_failure or lost.machine_returned or state.is_headless:
+        return lost
+    if view.groups[lost.token].role != "feed":
+        return lost
+    has_worked = now - state.feeding_since.get(lost.agent, now) >= MIN_WORK_S
+    return replace(lost, is_unusable=not has_worked)
+
+
 def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     """Yield the request for one machine if the feeders are to have more than they have.
 
@@ -110,11 +133,12 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
     staying = len(capacity.staying_nodes(view, state, "feed"))
     if wanted <= staying:
         return
-    # Where one works, the environment can be set up.
-    failure = None if feeder_addresses(view, state) else _failure_reason(view)
+    # Where one works, also with a preemption notice, the environment can be set up.
+    is_working = any(one.feeder is not None for one in state.members.values())
+    failure = None if is_working else _failure_reason(view)
     if failure is not None:
-        # Others may still start.
-        if not staying:
+        # Others may still start, and one that has worked may only be disconnected.
+        if not any(one.role == "feed" and one.active_nodes for one in view.groups.values()):
             yield AppendEvent(FeedersStopped(reason=failure))
         return
     request_at, refusals = float("-inf"), view.feeder_failures.refusals

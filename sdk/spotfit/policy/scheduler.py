@@ -241,7 +241,7 @@ def _record_notices_and_commits(
 
 def _record_lost_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
     for lost in capacity.find_lost_nodes(view, state, now):
-        yield AppendEvent(lost)
+        yield AppendEvent(feeder_schedule.with_failure(view, state, lost, now))
 
 
 def _record_unusable_nodes(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:

@@ -165,11 +165,7 @@ def request_validator(view: View, state: LeaderState, now: float) -> Iterator[Le
     in seconds. A rule of `scheduler.next_action`.
     """
     pending = pending_validations(view)
-    if (
-        not pending
-        or capacity.staying_nodes(view, state, "validate")
-        or _no_validator_available(view)
-    ):
+    if not pending or _staying_validators(view, state) or _no_validator_available(view):
         return
     if not _wants_machine(view, state):
         return
@@ -231,7 +227,7 @@ def leader_handover(view: View, state: LeaderState) -> LeaderElected | None:
     role: Role = "train" if view.pending_fit_end is None else "validate"
     if _group_role(view, own.member.token) == role:
         return None
-    successors = sorted(capacity.usable_members(view, state, role), key=_join_order)
+    successors = sorted(_working_members(view, state, role), key=_join_order)
     if not successors:
         return None
     reason = (
@@ -269,7 +265,7 @@ def release_idle_groups(view: View, state: LeaderState, now: float) -> Iterator[
 def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatus | None:
     """A dedicated machine, else the leader's node, else another worker node; None if none may run
     the validation now."""
-    dedicated = sorted(capacity.usable_members(view, state, "validate"), key=_join_order)
+    dedicated = sorted(_working_members(view, state, "validate"), key=_join_order)
     if dedicated:
         return dedicated[0]
     may_share = not _own_machine(view)
@@ -279,11 +275,11 @@ def _choose_validator(view: View, state: LeaderState, now: float) -> MemberStatu
             view.pending_fit_end is not None
             or view.validator_refusals > 0
             or _no_validator_available(view)
-            or not (capacity.staying_nodes(view, state, "validate") or _wants_machine(view, state))
+            or not (_staying_validators(view, state) or _wants_machine(view, state))
             or now >= _wait_ends_at(view, state)
         )
     return min(
-        capacity.usable_members(view, state) if may_share else (),
+        _working_members(view, state, "train") if may_share else (),
         key=lambda status: (status.member.agent != state.agent_id, _join_order(status)),
         default=None,
     )
@@ -316,9 +312,28 @@ def _has_candidate(view: View, state: LeaderState) -> bool:
     """Whether a node may run validations; for a headless leader, whether any machine is active."""
     if state.is_headless:
         return any(group.active_nodes for group in view.groups.values())
-    if capacity.usable_members(view, state, "validate"):
+    if _working_members(view, state, "validate"):
         return True
-    return _own_machine(view) is not True and bool(capacity.usable_members(view, state))
+    return _own_machine(view) is not True and bool(_working_members(view, state, "train"))
+
+
+def _working_members(view: View, state: LeaderState, role: Role) -> list[MemberStatus]:
+    """The usable members whose environment could be set up, as far as that is known.
+
+    The leader's own machine is not recorded as lost while it leads.
+    """
+    members = capacity.usable_members(view, state, role)
+    return [status for status in members if status.node_failure is None]
+
+
+def _staying_validators(view: View, state: LeaderState) -> bool:
+    """Whether a dedicated machine that may work runs or was requested."""
+    broken = {
+        (status.member.token, status.member.node)
+        for status in state.members.values()
+        if status.node_failure is not None
+    }
+    return any(node not in broken for node in capacity.staying_nodes(view, state, "validate"))
 
 
 def _is_lost(view: View, state: LeaderState) -> bool:

@@ -126,13 +126,41 @@ def test_a_machine_whose_feeders_never_listen_is_reported_once_to_each_leader() 
     starts_and_ends(node, range(4, 5))
     for is_reconnected in (False, False, True):
         node.feeder.send_report(is_reconnected=is_reconnected)
-    message = "its feeders ended 5 times before they accepted connections"
+    message = "its feeders ended 5 times before they had accepted connections for 300 s"
     unusable = NodeUnusable(failure=RankFailure(rank=0, kind="died", message=message))
     assert node.reports() == [unusable] * 2
 
 
-def test_feeders_that_have_listened_are_only_started_again() -> None:
-    node = Node()
+def listens(node: Node, start: float, duration_s: float) -> None:
+    """The feeders are started, listen for that time, and end."""
+    node.feeder.apply_view(VIEW, start)
     node.process.feeder = FEEDER
-    starts_and_ends(node, range(6))
-    assert [type(one) for one in node.reports()] == [FeederReady] * 2
+    for now in (start, start + duration_s):
+        node.feeder.apply_view(VIEW, now)
+        node.feeder.send_report(is_reconnected=False)
+    node.process.stop()
+
+
+def unusable_reports(node: Node) -> int:
+    return sum(isinstance(one, NodeUnusable) for one in node.reports())
+
+
+def test_starts_are_counted_from_the_last_one_that_worked() -> None:
+    node = Node()
+    starts_and_ends(node, range(4))
+    listens(node, 1000.0, 300.0)
+    starts_and_ends(node, range(20, 24))
+    node.feeder.send_report(is_reconnected=False)
+    assert unusable_reports(node) == 0
+    starts_and_ends(node, range(24, 25))
+    node.feeder.send_report(is_reconnected=False)
+    assert unusable_reports(node) == 1
+
+
+def test_feeders_that_listen_for_a_short_time_count_as_failed() -> None:
+    node = Node()
+    for number in range(5):
+        listens(node, 1000.0 * number, 299.0)
+    assert unusable_reports(node) == 0
+    listens(node, 5000.0, 0.0)
+    assert unusable_reports(node) == 1, "also while the next start is in progress"

@@ -205,8 +205,18 @@ def test_the_loss_of_a_machine_without_agent_is_not_that_of_an_agent() -> None:
 def test_an_impossible_address_of_feeders_counts_as_none() -> None:
     roster, _, _ = make_roster()
     feeder = FeederAddress(address="10.0.0.1:4000", connections=2)
-    roster.record_feeder(B, feeder)
+    roster.record_feeder(B, feeder, 7.0)
     assert roster.members[B].feeder == feeder
     for invalid in (FeederAddress(address="http://10.0.0.1/"), FeederAddress(address=""), None):
-        roster.record_feeder(B, invalid)
+        roster.record_feeder(B, invalid, 8.0)
         assert roster.members[B].feeder is None
+
+
+def test_the_time_since_when_feeders_listen_is_kept_until_the_end_of_the_term() -> None:
+    roster, _, _ = make_roster()
+    feeder = FeederAddress(address="10.0.0.1:4000", connections=2)
+    roster.record_feeder(B, None, 6.0)
+    for now in (7.0, 8.0):
+        roster.record_feeder(B, feeder, now)
+    roster.mark_disconnected(B, 9.0)
+    assert roster.feeding_since == {B: 7.0}

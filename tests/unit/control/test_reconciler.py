@@ -225,6 +225,27 @@ def test_a_machine_for_feeders_has_its_own_role_and_resources() -> None:
     assert harness.leader.refused_at == {"feed": 7.0}
 
 
+def test_a_machine_for_feeders_that_has_not_worked_delays_the_next_request() -> None:
+    harness = LeaderHarness(feeders=FeederSpec(min_nodes=1, max_nodes=1, resources={"CPU": 16.0}))
+    request = replace(a_request(TOKEN, 1), role="feed")
+    handle = GroupHandle(token=TOKEN, provisioner="local", name="g")
+    harness.write(
+        GroupPlanned(request=request, plan=harness.cloud.plan(request)),
+        GroupSubmitted(token=TOKEN, handle=handle),
+    )
+    harness.writer.advance(0.0)
+    killed = NodeStatus(state=NodeState.FAILED, reason="OOMKilled", out_of_memory=True)
+    harness.leader.group_statuses = {TOKEN: GroupStatus(nodes=(killed,))}
+    agent = an_agent_id(5)
+    joined = a_leader_state(
+        members={}, last_agent_by_node={(TOKEN, 0): agent}, disconnected_since={agent: 6.0}
+    )
+    harness.leader.reconcile(harness.with_observations(joined), 7.0)
+    [lost] = [event for event in harness.events if isinstance(event, NodeLost)]
+    assert (lost.agent, lost.is_unusable) == (agent, True)
+    assert harness.leader.refused_at == {"feed": 7.0}
+
+
 def test_a_planned_group_is_submitted_by_a_successor_with_the_same_token() -> None:
     first = LeaderHarness(calls=DeferredCalls())  # they never end
     first.steps()

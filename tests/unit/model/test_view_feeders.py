@@ -86,6 +86,14 @@ def test_losses_before_the_start_are_counted_by_kind(
     assert (failures.boot_failures, failures.failed_starts) == (boot_failures, failed_starts)
 
 
+def test_the_loss_of_a_machine_that_has_joined_and_not_worked_is_a_failed_start() -> None:
+    unusable = replace(lost("f1"), cause=FailureCause.WORKER, is_unusable=True)
+    view = fold_events(STARTED, *granted(FIRST), unusable)
+    counted = FeederFailures(refusals=1, boot_failures=1, failed_starts=1, last=unusable)
+    assert view.feeder_failures == counted
+    assert AgentId("f1") in view.lost_agents
+
+
 def test_a_release_of_a_machine_resets_the_failures() -> None:
     failed = replace(lost(None), is_failed_start=True)
     view = fold_events(STARTED, *granted(FIRST), failed, *granted(SECOND))

@@ -8,6 +8,7 @@ import pytest
 
 from spotfit.core.ids import AgentId, Token
 from spotfit.model.events import (
+    FailureCause,
     FeedersStopped,
     FitEnded,
     GroupPlanned,
@@ -16,7 +17,14 @@ from spotfit.model.events import (
     NodeLost,
     RankFailure,
 )
-from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.group import (
+    GroupHandle,
+    GroupPlan,
+    GroupRequest,
+    GroupStatus,
+    NodeState,
+    NodeStatus,
+)
 from spotfit.model.leader_state import LeaderState, MemberStatus, NoRound
 from spotfit.model.spec import FailureLimits, FeederSpec
 from spotfit.model.topology import FeederAddress
@@ -280,6 +288,64 @@ def test_an_environment_that_cannot_be_set_up_costs_three_machines() -> None:
     assert isinstance(stopped.event, FeedersStopped)
 
 
+KILLED = NodeStatus(state=NodeState.FAILED, reason="OOMKilled", out_of_memory=True)
+
+
+def after_end(number: int, status: NodeStatus = KILLED, **fields: Any) -> LeaderState:
+    """A machine for feeders has joined, and then ended."""
+    agent, token = agent_of(number), token_of(number)
+    usual: dict[str, Any] = {
+        "last_agent_by_node": {(token, 0): agent},
+        "disconnected_since": {agent: NOW},
+        "group_statuses": {token: GroupStatus(nodes=(status,))},
+    }
+    return observed(None, **{**usual, **fields})
+
+
+def loss_of(state: LeaderState, now: float = NOW) -> NodeLost:
+    action = action_of(a_run((1, 1), machines=1), state, now)
+    assert isinstance(action, AppendEvent)
+    assert isinstance(action.event, NodeLost)
+    return action.event
+
+
+def test_a_machine_that_ends_before_it_has_worked_is_unusable() -> None:
+    lost = loss_of(after_end(0))
+    assert (lost.agent, lost.cause, lost.is_unusable) == (agent_of(0), FailureCause.WORKER, True)
+    listened = after_end(0, feeding_since={agent_of(0): NOW})
+    assert loss_of(listened, NOW + 299.0).is_unusable
+    assert not loss_of(listened, NOW + 300.0).is_unusable
+
+
+@pytest.mark.parametrize(
+    "state",
+    [after_end(0, NodeStatus(state=NodeState.GONE)), after_end(0, is_headless=True)],
+    ids=["preempted", "headless leader"],
+)
+def test_the_loss_is_not_charged_to_a_machine_that_may_have_worked(state: LeaderState) -> None:
+    assert not loss_of(state).is_unusable
+
+
+def test_machines_that_join_and_end_before_they_work_cost_three_machines() -> None:
+    view = a_run((1, 1))
+    for number in range(3):
+        state = observed(None, refused_at={"feed": NOW})
+        assert isinstance(action_of(view, state), Wait if number else RequestMachines)
+        assert isinstance(action_of(view, state, NOW + 10.0), RequestMachines)
+        token = token_of(number)
+        request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
+        plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
+        handle = GroupHandle(token=token, provisioner="local", name="g")
+        submitted = GroupSubmitted(token=token, handle=handle)
+        view = fold_events(GroupPlanned(request=request, plan=plan), submitted, view=view)
+        lost = action_of(view, after_end(number))
+        assert isinstance(lost, AppendEvent)
+        view = fold_events(lost.event, GroupsReleased(token=token), view=view)
+    stopped = action_of(view, observed(None))
+    assert isinstance(stopped, AppendEvent)
+    assert isinstance(stopped.event, FeedersStopped)
+
+
 @pytest.mark.parametrize("failures", [failed(2), failed(0, boot_failures=20)])
 def test_fewer_failed_machines_are_replaced(failures: FeederFailures) -> None:
     view = a_run((1, 1), feeder_failures=failures)
@@ -309,6 +375,21 @@ def test_machines_that_still_start_are_awaited_before_the_stop() -> None:
 def test_where_a_machine_works_failed_ones_are_replaced() -> None:
     view = a_run((2, 2), machines=1, feeder_failures=failed(3))
     assert isinstance(action_of(view, observed(None, feeder(0))), RequestMachines)
+
+
+def test_a_machine_that_works_with_a_notice_shows_that_others_can_start() -> None:
+    notices = {agent_of(0): a_notice()}
+    view = a_run((2, 2), machines=1, feeder_failures=failed(3), notices=notices)
+    noticed = feeder(0, notice=a_notice())
+    assert isinstance(action_of(view, observed(None, noticed)), RequestMachines)
+
+
+def test_the_loss_of_a_machine_with_a_notice_is_awaited_before_the_stop() -> None:
+    notices = {agent_of(0): a_notice()}
+    view = a_run((2, 2), machines=1, feeder_failures=failed(3), notices=notices)
+    agents = {(token_of(0), 0): agent_of(0)}
+    state = observed(None, last_agent_by_node=agents, disconnected_since={agent_of(0): NOW})
+    assert isinstance(action_of(view, state), Wait)
 
 
 # --- releases -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from spotfit.model.spec import RetentionConfig, RunTiming, ValidationSpec
 from spotfit.model.view import View
 from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
 from spotfit.policy.scheduler import next_action
+from spotfit.policy.validation_schedule import leader_handover
 from spotfit.testing.builders import (
     TOKEN,
     a_committed_checkpoint,
@@ -269,6 +270,44 @@ def test_an_unusable_machine_counts_as_a_boot_failure() -> None:
     why = "its environment could not be set up: ShippingError: torch is not installed"
     lost = NodeLost(token=OWN, node=0, agent=None, reason=why, is_unusable=True)
     assert action == AppendEvent(lost)
+
+
+BROKEN = validator(
+    node_failure=RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
+)
+
+
+def leading_on_broken_machine(*more: MemberStatus) -> LeaderState:
+    """A leader that the election has found on a validation machine without its environment."""
+    return a_leader_state(
+        agent_id=V,
+        members=member_statuses(BROKEN, *more),
+        validation_changed_at=NOW - 1000.0,
+        phase=NoRound(since=NOW - 100.0),
+    )
+
+
+def test_a_leader_on_a_machine_without_its_environment_requests_another() -> None:
+    view = after_training(True, groups={OWN: MACHINE})
+    request = RequestMachines(1, "2 validations pending", "validate")
+    assert next_action_of(view, leading_on_broken_machine()) == request
+
+
+def test_a_leader_on_a_machine_without_its_environment_lets_others_validate() -> None:
+    view = after_training(groups=BOTH)
+    action = next_action_of(view, leading_on_broken_machine(a_member_status(0)))
+    assert isinstance(action, AppendEvent)
+    assert isinstance(action.event, ValidationStarted)
+    assert action.event.agent == an_agent_id(0)
+
+
+def test_no_leader_is_elected_on_a_machine_without_its_environment() -> None:
+    members = member_statuses(a_member_status(0), BROKEN)
+    state = a_leader_state(members=members, phase=NoRound(since=NOW))
+    view = after_training(True, groups=BOTH)
+    assert leader_handover(view, state) is None
+    working = replace(state, members=member_statuses(a_member_status(0), validator()))
+    assert leader_handover(view, working) is not None
 
 
 # --- results and retries -------------------------------------------------------------------------
