@@ -25,7 +25,7 @@ LISTED_RUN = (
 )
 STATUS = (
     "name url state reason started_at ended_at round workers machines is_starting startup_s step "
-    "steps_per_s metrics checkpoints failures is_verified run_id provisioner cost"
+    "steps_per_s metrics checkpoints failures feeders_stopped is_verified run_id provisioner cost"
 )
 RUN_COST = "kind name url state reason run_id provisioner cost"
 TOTAL_COST = "kind runs active unreadable cost"

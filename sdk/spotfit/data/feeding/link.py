@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 from contextlib import suppress
 
@@ -46,12 +46,12 @@ class FeederLink:
 
     def check_idle(self) -> None:
         """Raise `OSError` if the feeder has closed a connection without open requests."""
-        poll = select.poll()  # `select` rejects descriptors from 1024 on
-        with suppress(ValueError):  # another thread has closed the socket
-            poll.register(self._sock, select.POLLIN)
-        # A feeder sends nothing but replies.
-        if self._is_closed or poll.poll(0):
-            raise ConnectionResetError("the feeder closed the connection")
+        with selectors.DefaultSelector() as selector:  # `select` rejects descriptors from 1024 on
+            with suppress(ValueError):  # another thread has closed the socket
+                selector.register(self._sock, selectors.EVENT_READ)
+            # A feeder sends nothing but replies.
+            if self._is_closed or selector.select(0):
+                raise ConnectionResetError("the feeder closed the connection")
 
     def close(self) -> None:
         """Close the connection: a `receive` in another thread raises `OSError`."""
