@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.data.formats.python_objects import PythonObjectType
+from spotfit.data.operations.row_sizes import row_sizes
 from spotfit.data.source import IntArray
 
 
@@ -49,19 +50,19 @@ class BucketFile:
         starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
         table = rows if len(starts) == 1 else rows.take(pa.array(order))
         for begin, end in pairwise([*starts.tolist(), rows.num_rows]):
-            bucket, part = int(ordered[begin]), table.slice(begin, end - begin)
-            self._pending[bucket].append(part)
-            self._sizes[bucket] += part.nbytes
+            self._pending[int(ordered[begin])].append(table.slice(begin, end - begin))
+        sizes = np.add.reduceat(row_sizes(rows)[order], starts)
+        self._sizes.update(dict(zip(ordered[starts].tolist(), sizes.tolist(), strict=True)))
         self._pending_bytes += table.nbytes
         if self._pending_bytes >= self.buffer_bytes:
-            self._write_pending()
+            self.flush()
 
     def numbers(self) -> list[int]:
         """Return the buckets that have rows, in ascending order."""
         return sorted(self._extents.keys() | self._pending.keys())
 
     def size_bytes(self, bucket: int) -> int:
-        """Return the decoded size of the rows of a bucket."""
+        """Return the decoded size of the rows of a bucket, without dictionaries."""
         return self._sizes[bucket]
 
     def read(self, bucket: int) -> Iterator[pa.Table]:
@@ -69,7 +70,7 @@ class BucketFile:
 
         Raises `IntegrityError` if another process has truncated the file.
         """
-        self._write_pending()
+        self.flush()
         for extent in self._extents.get(bucket, ()):
             with pa.ipc.open_stream(pa.py_buffer(self._read_all(extent))) as reader:
                 for batch in reader:
@@ -79,7 +80,8 @@ class BucketFile:
         """Close the file, which its owner deletes. Idempotent."""
         self._file.close()
 
-    def _write_pending(self) -> None:
+    def flush(self) -> None:
+        """Write the rows that are collected."""
         self._file.seek(self._end)
         for bucket in sorted(self._pending):
             self._write(bucket, self._pending[bucket])

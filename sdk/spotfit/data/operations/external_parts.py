@@ -39,6 +39,7 @@ from spotfit.data.operations.relational import (
     JoinKeys,
     joined_columns,
 )
+from spotfit.data.operations.row_sizes import row_sizes
 from spotfit.data.operations.sort_keys import equality_key, order_key
 from spotfit.data.operations.writers import Piece
 from spotfit.data.order import hash_numbers
@@ -368,43 +369,56 @@ class _Bucket(NamedTuple):
 def _pieces(
     files: Sequence[BucketFile], workspace: Workspace
 ) -> Iterator[tuple[Piece, list[_Bucket]]]:
-    """Yield where the rows of each part are: in one piece, or in several that fit into memory."""
-    for part in sorted({number for file in files for number in file.numbers()}):
-        with ExitStack() as stack:
-            pieces = _split([_Bucket(file, part) for file in files], workspace, stack)
-            for number, buckets in enumerate(pieces):
-                yield Piece(part, number, len(pieces)), buckets
-
-
-def _split(buckets: list[_Bucket], workspace: Workspace, stack: ExitStack) -> list[list[_Bucket]]:
-    """Return the rows of a part in ranges of places, each of which fits into memory.
+    """Yield where the rows of each part are: in one piece, or in several that fit into memory.
 
     The number of rows does not bound the size of a part: the largest ones may be next to each
-    other. Rows with the same place, which are those of a group, are not divided. `stack` closes and
-    deletes the files of the ranges.
+    other. Large parts are divided once, into one file for each side of a join.
     """
-    size = sum(bucket.size_bytes for bucket in buckets)
-    if size <= _MAX_PART_FACTOR * workspace.part_bytes:
-        return [buckets]
-    tables = (rows for bucket in buckets for rows in bucket.tables())
-    ranges = [(int(one.min()), int(one.max())) for one in map(_places, tables)]
-    first = min(first for first, _ in ranges)
-    count = max(last for _, last in ranges) - first + 1
-    if count == 1:
-        return [buckets]
-    width = -(-count // min(-(-size // workspace.part_bytes), count))
-    files = [_open_file(workspace, stack) for _ in buckets]
-    for bucket, file in zip(buckets, files, strict=True):
-        for rows in bucket.tables():
-            places = _places(rows)
-            number = places.dtype.type
-            file.append(((places - number(first)) // number(width)).astype(np.int64), rows)
-    numbers = sorted({number for file in files for number in file.numbers()})
-    return [
-        piece
-        for number in numbers
-        for piece in _split([_Bucket(file, number) for file in files], workspace, stack)
+    for part in sorted({number for file in files for number in file.numbers()}):
+        buckets = [_Bucket(file, part) for file in files]
+        size = sum(bucket.size_bytes for bucket in buckets)
+        is_large = size > _MAX_PART_FACTOR * workspace.part_bytes
+        bounds = _bounds(buckets, workspace.part_bytes) if is_large else np.zeros(0, np.int64)
+        if not len(bounds):
+            yield Piece(part), buckets
+            continue
+        with ExitStack() as stack:
+            buffer_bytes = workspace.buffer_bytes // len(buckets)
+            divided = [
+                _divided(bucket, bounds, _open_file(workspace.folder, buffer_bytes, stack))
+                for bucket in buckets
+            ]
+            for number in range(len(bounds) + 1):
+                piece = Piece(part, number, len(bounds) + 1)
+                yield piece, [_Bucket(file, number) for file in divided]
+
+
+def _bounds(buckets: Sequence[_Bucket], piece_bytes: int) -> IntArray:
+    """Return the first places of all pieces of a part but the first one.
+
+    A piece exceeds `piece_bytes` by less than the rows of its last place. Rows with the same place,
+    which are those of a group, are not divided.
+    """
+    # Copies of the places: a view may keep the columns in memory that were read with them.
+    measured = [
+        (_places(rows).copy(), row_sizes(rows)) for bucket in buckets for rows in bucket.tables()
     ]
+    places, inverse = np.unique(
+        np.concatenate([places for places, _ in measured]), return_inverse=True
+    )
+    sizes = np.zeros(len(places), dtype=np.int64)
+    np.add.at(sizes, inverse, np.concatenate([sizes for _, sizes in measured]))
+    numbers = (np.cumsum(sizes) - sizes) // piece_bytes
+    bounds: IntArray = places[1:][np.diff(numbers) > 0]
+    return bounds
+
+
+def _divided(bucket: _Bucket, bounds: IntArray, file: BucketFile) -> BucketFile:
+    """Write each row of a bucket to the piece of its place."""
+    for rows in bucket.tables():
+        file.append(np.searchsorted(bounds, _places(rows), side="right"), rows)
+    file.flush()
+    return file
 
 
 def _places(rows: pa.Table) -> IntArray:
@@ -412,10 +426,12 @@ def _places(rows: pa.Table) -> IntArray:
     return int64_values(rows.column(0))
 
 
-def _open_file(workspace: Workspace, stack: ExitStack) -> BucketFile:
-    path = workspace.folder / f"{uuid.uuid4().hex}.pieces"
+def _open_file(folder: Path, buffer_bytes: int, stack: ExitStack) -> BucketFile:
+    """Return a file that `stack` closes and deletes."""
+    path = folder / f"{uuid.uuid4().hex}.pieces"
+    file = BucketFile(path, buffer_bytes)
     stack.callback(path.unlink)
-    return stack.enter_context(closing(BucketFile(path, workspace.buffer_bytes)))
+    return stack.enter_context(closing(file))
 
 
 def _distribute(

@@ -417,7 +417,7 @@ def _complete_pieces(folder: Store, suffix: str) -> set[Piece]:
         match = _PIECE.fullmatch(key.removesuffix(suffix)) if key.endswith(suffix) else None
         if match is not None:
             piece = Piece(int(match[1]), int(match[2] or 0), int(match[3] or 1))
-            if piece.file_name(suffix) == key:
+            if piece.number < piece.pieces and piece.file_name(suffix) == key:
                 found[key] = piece
     written = Counter((piece.part, piece.pieces) for piece in found.values())
     complete = {

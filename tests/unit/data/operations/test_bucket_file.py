@@ -56,6 +56,20 @@ def test_rows_are_written_beyond_the_buffer_only(file: BucketFile, tmp_path: Pat
     assert (tmp_path / "rows").stat().st_size > BUFFER_BYTES
 
 
+def test_the_rows_of_a_bucket_have_a_size_without_dictionaries(file: BucketFile) -> None:
+    words = pa.array(["x" * 500, "y"]).dictionary_encode()
+    for _ in range(3):
+        append(file, [5, 7], pa.table({"n": [1, 2], "word": words}))
+    assert [file.size_bytes(number) for number in (5, 6, 7)] == [36, 0, 36]
+
+
+def test_flushed_rows_are_in_the_file(file: BucketFile, tmp_path: Path) -> None:
+    append(file, [0], pa.table({"n": [1]}))
+    file.flush()
+    assert (tmp_path / "rows").stat().st_size > 0
+    assert [rows["n"].to_pylist() for rows in file.read(0)] == [[1]]
+
+
 def test_tables_of_a_bucket_may_have_other_types(file: BucketFile) -> None:
     append(file, [3], pa.table({"x": [1]}))
     append(file, [3], pa.table({"x": [0.5]}))

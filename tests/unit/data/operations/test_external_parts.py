@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,8 @@ import pytest
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import AsList, Count, CountDistinct, Max, Mean, Min, Quantile, Sum
 from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.operations import external_parts
+from spotfit.data.operations.bucket_file import BucketFile
 from spotfit.data.operations.external_parts import (
     GroupedParts,
     JoinedParts,
@@ -40,6 +44,7 @@ from spotfit.data.operations.relational import (
 from spotfit.data.operations.writers import NumberedParts, Piece
 from spotfit.data.plans.row_functions import map_batches_transform
 from spotfit.data.plans.row_plan import RowPlan
+from spotfit.data.source import IntArray
 from spotfit.data.user_functions import user_function
 from tests.unit.data.row_sources import UnitSource, number_plan
 
@@ -298,6 +303,80 @@ def test_parts_with_larger_rows_than_expected_are_divided(operation: str, tmp_pa
     assert_equal_rows(tables, expected, 0)
     assert max(table.nbytes for table in tables) <= 2 * PART_BYTES
     assert [*tmp_path.glob("*.pieces")] == []
+
+
+def test_a_few_large_rows_next_to_each_other_are_in_several_pieces(tmp_path: Path) -> None:
+    texts = ["x" * (2000 if 490 <= n < 500 else 1) for n in range(1000)]
+    units = (250, 100, 50, 200, 50, 100, 250)
+    plan = RowPlan.of_source(UnitSource(pa.table({"n": range(1000), "text": texts}), units))
+    space = workspace(tmp_path, part_bytes=PART_BYTES)
+    tables = rows_of(SortedParts(plan, [("n", "descending")], space))
+    assert_equal_rows(tables, sorted_table(plan, "n", descending=True), 0)
+    assert max(table.nbytes for table in tables) <= 2 * PART_BYTES
+
+
+def test_dictionaries_do_not_divide_parts(tmp_path: Path) -> None:
+    words = pa.array([f"word {n:0100d}" for n in range(1000)])
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "n": rng.permutation(1000),
+            "word": pa.DictionaryArray.from_arrays(rng.integers(0, 1000, 1000), words),
+        }
+    )
+    plan = RowPlan.of_source(UnitSource(table, (100,) * 10))
+    space = workspace(tmp_path, part_bytes=PART_BYTES)
+    found = [*SortedParts(plan, [("n", "ascending")], space).read(())]
+    assert {piece.pieces for piece, _ in found} == {1}
+    assert_equal_rows([rows for _, rows in found], sorted_table(plan, "n", descending=False), 0)
+
+
+@pytest.mark.parametrize(("operation", "files"), [("sort", 1), ("map_groups", 1), ("join", 2)])
+def test_each_side_of_a_divided_part_has_one_file(
+    operation: str, files: int, tmp_path: Path
+) -> None:
+    parts, _ = uneven_parts(operation, workspace(tmp_path, part_bytes=PART_BYTES))
+    counts = [(piece.pieces > 1, len([*tmp_path.glob("*.pieces")])) for piece, _ in parts.read(())]
+    assert set(counts) == {(False, 0), (True, files)}
+
+
+@pytest.mark.parametrize("operation", ["sort", "map_groups", "join"])
+def test_rows_that_are_not_written_stay_below_the_buffer_while_parts_are_divided(
+    operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[int] = []
+
+    class Recorded(BucketFile):
+        files: ClassVar[list[BucketFile]] = []
+
+        def __init__(self, path: Path, buffer_bytes: int) -> None:
+            super().__init__(path, buffer_bytes)
+            self.files.append(self)
+
+        def append(self, buckets: IntArray, rows: pa.Table) -> None:
+            super().append(buckets, rows)
+            pending.append(sum(file._pending_bytes for file in self.files))
+
+    monkeypatch.setattr(external_parts, "BucketFile", Recorded)
+    space = workspace(tmp_path, part_bytes=PART_BYTES)
+    parts, _ = uneven_parts(operation, space)
+    pieces = [piece for piece, _ in parts.read(())]
+    assert max(piece.pieces for piece in pieces) > 3
+    assert 0 < max(pending) < space.buffer_bytes
+
+
+def test_a_file_for_pieces_that_cannot_be_opened_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: Path, buffer_bytes: int) -> BucketFile:
+        if path.suffix == ".pieces":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return BucketFile(path, buffer_bytes)
+
+    monkeypatch.setattr(external_parts, "BucketFile", opened)
+    parts, _ = uneven_parts("sort", workspace(tmp_path, part_bytes=PART_BYTES))
+    with pytest.raises(OSError, match="Too many open files"):
+        [*parts.read(())]
 
 
 def test_a_group_with_larger_rows_than_expected_is_not_divided(tmp_path: Path) -> None:

@@ -202,8 +202,9 @@ def test_an_interrupted_operation_computes_the_missing_parts_only(
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
 def test_an_interrupted_operation_computes_parts_of_which_a_piece_is_missing(
-    little_memory: DataContext, tmp_path: Path
+    is_renamed: bool, little_memory: DataContext, tmp_path: Path
 ) -> None:
     texts = ["x" * (1000 if 450 <= n < 550 else 1) for n in range(1000)]
     table = pa.table({"n": range(1000), "text": texts})
@@ -216,7 +217,11 @@ def test_an_interrupted_operation_computes_parts_of_which_a_piece_is_missing(
     pieces = [path for path in paths if path.name.startswith("000001.")]
     assert len(pieces) > 2
     (subfolder / "_SUCCESS").unlink()
-    pieces[1].unlink()
+    if is_renamed:  # A number that no piece has.
+        count = f"{len(pieces):06d}"
+        pieces[1].rename(subfolder / pieces[1].name.replace(".000001-of", f".{count}-of"))
+    else:
+        pieces[1].unlink()
     times = {path: path.stat().st_mtime_ns for path in paths if path not in pieces}
     assert ds.random_shuffle(exact=True).materialize(folder).take_all() == expected
     assert {path: path.stat().st_mtime_ns for path in times} == times
