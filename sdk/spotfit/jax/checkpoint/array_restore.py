@@ -98,7 +98,7 @@ class ArrayRestore:
             world_size=self._world_size,
         )
         targets: dict[tuple[int, TensorPiece], list[_Target]] = defaultdict(list)
-        weakly_typed = frozenset(_rank_state(saved, 0).get(WEAKLY_TYPED_KEY, ()))
+        weakly_typed = _weakly_typed_keys(saved, self._template)
         self._specs = {
             key: _spec_to_read(self._template.leaf(key), _saved_spec(key, pieces, weakly_typed))
             for key in pieces
@@ -204,10 +204,19 @@ def _saved_spec(
     return ArraySpec(piece.shape, dtype_of(piece.dtype), is_weakly_typed=key in weakly_typed)
 
 
+def _weakly_typed_keys(saved: SavedState, template: ArrayTree) -> frozenset[StateKey]:
+    keys = _rank_state(saved, 0).get(WEAKLY_TYPED_KEY)
+    if keys is None:
+        # Earlier versions did not save them, and gave scalars the types of the template.
+        specs = template.specs.items()
+        keys = [key for key, spec in specs if spec.is_weakly_typed and not spec.shape]
+    return frozenset(keys)
+
+
 def _spec_to_read(initial: Any, found: ArraySpec) -> ArraySpec:
     """Return the description of the leaf that the saved array becomes.
 
-    Weak types are the saved ones, as they decide about the dtypes of results.
+    Weak types are those of `found`, as they decide about the dtypes of results.
     """
     if not isinstance(initial, ArraySpec):
         # A number that was an array: with a dtype of its own it is a scalar of numpy.

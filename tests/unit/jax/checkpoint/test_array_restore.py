@@ -78,6 +78,18 @@ def test_another_number_of_ranks_restores_all_values(tmp_path: Path, world_size:
     assert (restore.rng_state is not None) == (world_size == 3), "RNG states belong to the ranks"
 
 
+def test_scalars_of_checkpoints_without_weak_types_have_that_of_the_template(
+    tmp_path: Path,
+) -> None:
+    saved = saved_by(1, tmp_path, {"scale": np.float32(2.5), "w": np.ones(2, np.float32)})
+    restore = restore_of({"scale": jax.numpy.asarray(1.0), "w": jax.numpy.full(2, 1.0)})
+    read_chunks(restore.plan(saved).reads)
+    restore.apply(saved)
+    assert restore.state["scale"].weak_type
+    assert restore.state["scale"] == 2.5
+    assert not restore.state["w"].weak_type, "earlier versions restored weak scalars only"
+
+
 def test_an_incomplete_array_is_rejected(tmp_path: Path) -> None:
     saved = saved_by(2, tmp_path, {"w": np.zeros((700, 1000))})
     reader: Any = saved.readers[1]
