@@ -267,33 +267,34 @@ def _overlaps(
             is_whole=is_whole and piece.dtype == str(buffer.dtype) and buffer.size > 0,
         )
         found.append((source, target))
-    once, repeated = _elements_covered(box, boxes)
-    if (once, repeated) != (buffer.size, 0):
+    saved_elements = sum(math.prod(sizes) for _, sizes in boxes)
+    has_repeated = saved_elements > buffer.size or (
+        saved_elements == buffer.size and _have_common_elements(boxes)
+    )
+    if has_repeated or saved_elements < buffer.size:
         raise IntegrityError(
-            f"The array {name} is incomplete: of {buffer.size} elements {once} were saved once and "
-            f"{repeated} several times.",
+            f"The array {name} is incomplete: {saved_elements} elements were saved for "
+            f"{buffer.size}{', some of them several times' * has_repeated}.",
             do="Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run.",
         )
     return found
 
 
-def _elements_covered(box: Box, parts: Sequence[Box]) -> tuple[int, int]:
-    """Return how many elements of the box are in one of the parts, and in several of them."""
-    # A grid whose lines are the edges of all boxes: each cell is in a part completely, or not.
-    edges = [
-        np.unique([edge for offsets, sizes in (box, *parts) for edge in _edges(offsets, sizes, n)])
-        for n in range(len(box[0]))
-    ]
-    counts = np.zeros([len(lines) - 1 for lines in edges], np.int32)
-    for offsets, sizes in parts:
-        cells = [np.searchsorted(lines, _edges(offsets, sizes, n)) for n, lines in enumerate(edges)]
-        counts[tuple(slice(*pair) for pair in cells)] += 1
-    cell_sizes = math.prod(np.ix_(*map(np.diff, edges)), start=np.ones((), np.int64))
-    return int((cell_sizes * (counts == 1)).sum()), int((cell_sizes * (counts > 1)).sum())
-
-
-def _edges(offsets: Sequence[int], sizes: Sequence[int], dimension: int) -> tuple[int, int]:
-    return offsets[dimension], offsets[dimension] + sizes[dimension]
+def _have_common_elements(boxes: Sequence[Box]) -> bool:
+    """Return whether two of the boxes, none of which is empty, have a common part."""
+    if len(boxes) < 2 or not boxes[0][0]:
+        return len(boxes) > 1
+    starts = np.array([offsets for offsets, _ in boxes])
+    ends = starts + np.array([sizes for _, sizes in boxes])
+    # Along the dimension with the most offsets, each box is compared with those that begin in it.
+    axis = max(range(starts.shape[1]), key=lambda n: len(np.unique(starts[:, n])))
+    order = np.argsort(starts[:, axis])
+    starts, ends = starts[order], ends[order]
+    for n, end in enumerate(np.searchsorted(starts[:, axis], ends[:, axis])):
+        others = slice(n + 1, end)
+        if ((starts[others] < ends[n]) & (starts[n] < ends[others])).all(axis=1).any():
+            return True
+    return False
 
 
 def _intersect(one: Box, other: Box) -> Box | None:
