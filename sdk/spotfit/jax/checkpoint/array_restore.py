@@ -27,7 +27,14 @@ from spotfit.checkpoint.restore_candidates import RestorePlan
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.host_rng import set_host_rng_state
 from spotfit.jax.checkpoint.array_arena import piece_as_array
-from spotfit.jax.checkpoint.array_tree import STATE_SECTION, ArraySpec, ArrayTree, Box, box_of
+from spotfit.jax.checkpoint.array_tree import (
+    STATE_SECTION,
+    ArraySpec,
+    ArrayTree,
+    Box,
+    box_of,
+    has_numbers,
+)
 from spotfit.jax.checkpoint.array_values import decode_values, dtype_of
 from spotfit.jax.checkpoint.state_template import is_converted, why_not_restorable
 
@@ -40,6 +47,7 @@ _REMEDY = (
     "Pass a pytree with the same leaves as that of the run that saved the checkpoint, or use a new "
     "RunConfig(name=...)."
 )
+_USE_EARLIER = "Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run."
 
 
 class _Target(NamedTuple):
@@ -200,8 +208,27 @@ def _saved_spec(
     pieces: Mapping[StateKey, list[tuple[int, TensorPiece]]],
     weakly_typed: Collection[StateKey] = (),
 ) -> ArraySpec:
-    piece = pieces[key][0][1]
-    return ArraySpec(piece.shape, dtype_of(piece.dtype), is_weakly_typed=key in weakly_typed)
+    (shape, dtype), *others = {(piece.shape, _saved_dtype(key, piece)) for _, piece in pieces[key]}
+    if others:
+        raise IntegrityError(
+            f"The array {dotted_name(key)} was saved with several shapes or dtypes.",
+            do=_USE_EARLIER,
+        )
+    return ArraySpec(shape, dtype, is_weakly_typed=key in weakly_typed)
+
+
+def _saved_dtype(key: StateKey, piece: TensorPiece) -> np.dtype[Any]:
+    try:
+        dtype = dtype_of(piece.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or not has_numbers(dtype):
+        raise IntegrityError(
+            f"The array {dotted_name(key)} was saved with the dtype {piece.dtype!r}, which has no "
+            "numbers.",
+            do=_USE_EARLIER,
+        )
+    return dtype
 
 
 def _weakly_typed_keys(saved: SavedState, template: ArrayTree) -> frozenset[StateKey]:
@@ -275,7 +302,7 @@ def _overlaps(
         raise IntegrityError(
             f"The array {name} is incomplete: {saved_elements} elements were saved for "
             f"{buffer.size}{', some of them several times' * has_repeated}.",
-            do="Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run.",
+            do=_USE_EARLIER,
         )
     return found
 
