@@ -99,8 +99,10 @@ class ArraySavePlanner:
         """Return, by key, bytes that are equal on all ranks if the leaf is.
 
         Of all leaves that each process has for itself: plain values, arrays of numpy, and arrays of
-        JAX that are not sharded over the processes. Other arrays are equal by definition.
+        JAX that are not sharded over the processes. Other arrays are equal by definition. Raises
+        `ConfigError` for descriptions of arrays.
         """
+        _reject_descriptions(tree)
         found: dict[StateKey, bytes] = {}
         for key, spec in tree.specs.items():
             if spec.is_process_local:

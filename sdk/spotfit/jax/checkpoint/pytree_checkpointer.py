@@ -176,6 +176,8 @@ class Checkpointer(BaseCheckpointer):
         result = self._restore(operation)
         if result is not None:
             self.state = operation.state
+            # All ranks have read the same values. To hash them takes seconds for gigabytes.
+            self._are_ranks_compared = True
         return result
 
     # --- what BaseCheckpointer needs of JAX ----------------------------------------------------
@@ -200,7 +202,7 @@ class Checkpointer(BaseCheckpointer):
         return self._save_planner.plan(tree)
 
     def _compare_ranks(self, tree: ArrayTree) -> None:
-        """Warn about leaves of single processes that differ, at the first step or save."""
+        """Warn about leaves of single processes that differ, at a new run's first step or save."""
         if self._world_size == 1:
             return
         ranks = self._collectives.all_gather(self._save_planner.fingerprints(tree))

@@ -109,7 +109,7 @@ def test_a_gap_of_the_size_of_a_repetition_is_rejected(tmp_path: Path, offset: i
         for first in (0, offset)
     )
     reader.index = msgspec.structs.replace(reader.index, pieces=parts)
-    with pytest.raises(IntegrityError, match="2100 elements .* for 2100, some of them several"):
+    with pytest.raises(IntegrityError, match=r"2100 elements .* for 2100, some of them several"):
         restore_of({"w": np.zeros((700, 3))}).plan(saved)
 
 
