@@ -72,6 +72,7 @@ _LOGGED_WAIT_S = 0.1
 
 P = ParamSpec("P")
 R = TypeVar("R")
+K = TypeVar("K")
 
 
 def not_retryable(call: Callable[P, R]) -> Callable[P, R]:
@@ -714,22 +715,24 @@ def reject_resized_per_rank(
         )
 
 
-def warn_rank_differences(fingerprints: Sequence[Mapping[str, bytes]], *, do: str) -> None:
+def warn_rank_differences(
+    fingerprints: Sequence[Mapping[K, bytes]], *, do: str, name_of: Callable[[K], str] = str
+) -> None:
     """Warn about state that differs between ranks: only one rank's value is saved.
 
-    `fingerprints` are those of all ranks: by name, bytes that are equal on all ranks if the state
-    is.
+    `fingerprints` are those of all ranks: by key, bytes that are equal on all ranks if the state
+    is. The warning has the `name_of` a key.
     """
-    values: dict[str, set[bytes]] = defaultdict(set)
+    values: dict[K, set[bytes]] = defaultdict(set)
     for rank_fingerprints in fingerprints:
-        for name, fingerprint in rank_fingerprints.items():
-            values[name].add(fingerprint)
-    differing = [name for name, distinct in values.items() if len(distinct) > 1]
+        for key, fingerprint in rank_fingerprints.items():
+            values[key].add(fingerprint)
+    differing = [key for key, distinct in values.items() if len(distinct) > 1]
     if differing:
         log.warning(
             "checkpoint.ranks_diverge",
             parts=len(differing),
-            example=differing[0],
+            example=name_of(differing[0]),
             reason="the ranks hold different values, and only one rank's value is saved",
             do=do,
         )

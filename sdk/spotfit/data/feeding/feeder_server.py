@@ -116,18 +116,25 @@ class FeederServer:
     def _replace_ended_processes(self) -> None:
         if self._clock.now() < self._next_start_at:
             return
-        with self._lock:
-            for index, process in enumerate(self._processes):
-                if process.is_running or self._is_closed.is_set():
-                    continue
-                try:
-                    self._processes[index] = self._start()
-                except OSError as error:
-                    self._count_failed_start(error)
-                    return
-                self._failed_starts = 0
-                log.warning("feeder.ended", pid=process.pid, reason=process.wait())
-                process.close()
+        # Only this thread replaces processes. It starts them without the lock, for which `close`
+        # waits: a process that hangs does not read its datasets.
+        for process in [process for process in self._processes if not process.is_running]:
+            if self._is_closed.is_set():
+                return
+            try:
+                started = self._start()
+            except OSError as error:
+                self._count_failed_start(error)
+                return
+            with self._lock:
+                if not self._is_closed.is_set():
+                    self._processes[self._processes.index(process)] = started
+            if self._is_closed.is_set():
+                started.close()
+                return
+            self._failed_starts = 0
+            log.warning("feeder.ended", pid=process.pid, reason=process.wait())
+            process.close()
 
     def _count_failed_start(self, error: OSError) -> None:
         """Set when to try again. Raises the error at the limit."""

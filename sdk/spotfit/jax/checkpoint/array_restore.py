@@ -27,7 +27,14 @@ from spotfit.checkpoint.restore_candidates import RestorePlan
 from spotfit.core.errors import ConfigError, IntegrityError
 from spotfit.frameworks.host_rng import set_host_rng_state
 from spotfit.jax.checkpoint.array_arena import piece_as_array
-from spotfit.jax.checkpoint.array_tree import STATE_SECTION, ArraySpec, ArrayTree, Box, box_of
+from spotfit.jax.checkpoint.array_tree import (
+    STATE_SECTION,
+    ArraySpec,
+    ArrayTree,
+    Box,
+    box_of,
+    has_numbers,
+)
 from spotfit.jax.checkpoint.array_values import decode_values, dtype_of
 from spotfit.jax.checkpoint.state_template import is_converted, why_not_restorable
 
@@ -40,6 +47,7 @@ _REMEDY = (
     "Pass a pytree with the same leaves as that of the run that saved the checkpoint, or use a new "
     "RunConfig(name=...)."
 )
+_USE_EARLIER = "Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run."
 
 
 class _Target(NamedTuple):
@@ -98,7 +106,7 @@ class ArrayRestore:
             world_size=self._world_size,
         )
         targets: dict[tuple[int, TensorPiece], list[_Target]] = defaultdict(list)
-        weakly_typed = frozenset(_rank_state(saved, 0).get(WEAKLY_TYPED_KEY, ()))
+        weakly_typed = _weakly_typed_keys(saved, self._template)
         self._specs = {
             key: _spec_to_read(self._template.leaf(key), _saved_spec(key, pieces, weakly_typed))
             for key in pieces
@@ -200,14 +208,42 @@ def _saved_spec(
     pieces: Mapping[StateKey, list[tuple[int, TensorPiece]]],
     weakly_typed: Collection[StateKey] = (),
 ) -> ArraySpec:
-    piece = pieces[key][0][1]
-    return ArraySpec(piece.shape, dtype_of(piece.dtype), is_weakly_typed=key in weakly_typed)
+    (shape, dtype), *others = {(piece.shape, _saved_dtype(key, piece)) for _, piece in pieces[key]}
+    if others:
+        raise IntegrityError(
+            f"The array {dotted_name(key)} was saved with several shapes or dtypes.",
+            do=_USE_EARLIER,
+        )
+    return ArraySpec(shape, dtype, is_weakly_typed=key in weakly_typed)
+
+
+def _saved_dtype(key: StateKey, piece: TensorPiece) -> np.dtype[Any]:
+    try:
+        dtype = dtype_of(piece.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or not has_numbers(dtype):
+        raise IntegrityError(
+            f"The array {dotted_name(key)} was saved with the dtype {piece.dtype!r}, which has no "
+            "numbers.",
+            do=_USE_EARLIER,
+        )
+    return dtype
+
+
+def _weakly_typed_keys(saved: SavedState, template: ArrayTree) -> frozenset[StateKey]:
+    keys = _rank_state(saved, 0).get(WEAKLY_TYPED_KEY)
+    if keys is None:
+        # Earlier versions did not save them, and gave scalars the types of the template.
+        specs = template.specs.items()
+        keys = [key for key, spec in specs if spec.is_weakly_typed and not spec.shape]
+    return frozenset(keys)
 
 
 def _spec_to_read(initial: Any, found: ArraySpec) -> ArraySpec:
     """Return the description of the leaf that the saved array becomes.
 
-    Weak types are the saved ones, as they decide about the dtypes of results.
+    Weak types are those of `found`, as they decide about the dtypes of results.
     """
     if not isinstance(initial, ArraySpec):
         # A number that was an array: with a dtype of its own it is a scalar of numpy.
@@ -258,33 +294,34 @@ def _overlaps(
             is_whole=is_whole and piece.dtype == str(buffer.dtype) and buffer.size > 0,
         )
         found.append((source, target))
-    once, repeated = _elements_covered(box, boxes)
-    if (once, repeated) != (buffer.size, 0):
+    saved_elements = sum(math.prod(sizes) for _, sizes in boxes)
+    has_repeated = saved_elements > buffer.size or (
+        saved_elements == buffer.size and _have_common_elements(boxes)
+    )
+    if has_repeated or saved_elements < buffer.size:
         raise IntegrityError(
-            f"The array {name} is incomplete: of {buffer.size} elements {once} were saved once and "
-            f"{repeated} several times.",
-            do="Use an earlier checkpoint: `spotfit checkpoints ls` lists those of the run.",
+            f"The array {name} is incomplete: {saved_elements} elements were saved for "
+            f"{buffer.size}{', some of them several times' * has_repeated}.",
+            do=_USE_EARLIER,
         )
     return found
 
 
-def _elements_covered(box: Box, parts: Sequence[Box]) -> tuple[int, int]:
-    """Return how many elements of the box are in one of the parts, and in several of them."""
-    # A grid whose lines are the edges of all boxes: each cell is in a part completely, or not.
-    edges = [
-        np.unique([edge for offsets, sizes in (box, *parts) for edge in _edges(offsets, sizes, n)])
-        for n in range(len(box[0]))
-    ]
-    counts = np.zeros([len(lines) - 1 for lines in edges], np.int32)
-    for offsets, sizes in parts:
-        cells = [np.searchsorted(lines, _edges(offsets, sizes, n)) for n, lines in enumerate(edges)]
-        counts[tuple(slice(*pair) for pair in cells)] += 1
-    cell_sizes = math.prod(np.ix_(*map(np.diff, edges)), start=np.ones((), np.int64))
-    return int((cell_sizes * (counts == 1)).sum()), int((cell_sizes * (counts > 1)).sum())
-
-
-def _edges(offsets: Sequence[int], sizes: Sequence[int], dimension: int) -> tuple[int, int]:
-    return offsets[dimension], offsets[dimension] + sizes[dimension]
+def _have_common_elements(boxes: Sequence[Box]) -> bool:
+    """Return whether two of the boxes, none of which is empty, have a common part."""
+    if len(boxes) < 2 or not boxes[0][0]:
+        return len(boxes) > 1
+    starts = np.array([offsets for offsets, _ in boxes])
+    ends = starts + np.array([sizes for _, sizes in boxes])
+    # Along the dimension with the most offsets, each box is compared with those that begin in it.
+    axis = max(range(starts.shape[1]), key=lambda n: len(np.unique(starts[:, n])))
+    order = np.argsort(starts[:, axis])
+    starts, ends = starts[order], ends[order]
+    for n, end in enumerate(np.searchsorted(starts[:, axis], ends[:, axis])):
+        others = slice(n + 1, end)
+        if ((starts[others] < ends[n]) & (starts[n] < ends[others])).all(axis=1).any():
+            return True
+    return False
 
 
 def _intersect(one: Box, other: Box) -> Box | None:

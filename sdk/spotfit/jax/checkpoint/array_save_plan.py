@@ -95,28 +95,30 @@ class ArraySavePlanner:
         values = tree.values if self._rank == 0 else {}
         return RankSavePlan(pieces, blocks, tuple(values), list(values.values()))
 
-    def fingerprints(self, tree: ArrayTree) -> dict[str, bytes]:
-        """Return, by name, bytes that are equal on all ranks if the leaf is.
+    def fingerprints(self, tree: ArrayTree) -> dict[StateKey, bytes]:
+        """Return, by key, bytes that are equal on all ranks if the leaf is.
 
         Of all leaves that each process has for itself: plain values, arrays of numpy, and arrays of
-        JAX that are not sharded over the processes. Other arrays are equal by definition.
+        JAX that are not sharded over the processes. Other arrays are equal by definition. Raises
+        `ConfigError` for descriptions of arrays.
         """
-        found = {}
+        _reject_descriptions(tree)
+        found: dict[StateKey, bytes] = {}
         for key, spec in tree.specs.items():
             if spec.is_process_local:
                 values = np.ascontiguousarray(tree.arrays[key])
                 digest = hashlib.sha256(f"{spec.dtype} {spec.shape} ".encode())
                 digest.update(values.reshape(-1).view(np.uint8).data)
-                found[dotted_name(key)] = digest.digest()
+                found[key] = digest.digest()
         for key, value in tree.values.items():
             body = encode_values([value], keys=[key])
-            found[dotted_name(key)] = hashlib.sha256(body).digest()
+            found[key] = hashlib.sha256(body).digest()
         return found
 
     def digest(self, tree: ArrayTree) -> str:
         """Return a digest of what is the same on all ranks, without any communication."""
         outline = [(key, spec.shape, str(spec.dtype)) for key, spec in tree.specs.items()]
-        found = sorted(self.fingerprints(tree).items())
+        found = list(self.fingerprints(tree).items())
         return hashlib.sha256(repr((outline, found)).encode()).hexdigest()
 
     def _divide(self, specs: dict[StateKey, ArraySpec]) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from spotfit.checkpoint.format import StateKey, dotted_name
 from spotfit.core.errors import ConfigError
 
+NUMBER_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
+"""Kinds of dtypes; each has the numbers of those before it."""
 STATE_SECTION = "state"
 """First part of the keys of all leaves."""
 
@@ -105,6 +107,13 @@ class ArrayTree:
         return jax.tree_util.tree_unflatten(self.structure, [leaves[key] for key in self.keys])
 
 
+def has_numbers(dtype: np.dtype[Any]) -> bool:
+    """Return whether arrays of the dtype can be saved: of numpy's numbers, or those of JAX."""
+    # Durations are integers of numpy.
+    is_duration = dtype.kind == "m"
+    return not is_duration and any(jax.dtypes.issubdtype(dtype, kind) for kind in NUMBER_KINDS)
+
+
 def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     """Return the box of an index of JAX, which has one slice per dimension."""
     ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
@@ -159,7 +168,7 @@ def _describe(leaf: Any, name: str) -> tuple[Any, ArraySpec]:
                 do="Pass jax.ShapeDtypeStruct(shape, dtype, sharding=...), or an array.",
             )
         return leaf, ArraySpec(shape, dtype, sharding=leaf.sharding)
-    if dtype.hasobject or dtype.kind in "USMm" or dtype.names:
+    if not has_numbers(dtype):
         raise ConfigError(
             f"{name} is an array of numpy with dtype {dtype}, which has no numbers.",
             do="Leave it out of the pytree, or convert it to numbers.",

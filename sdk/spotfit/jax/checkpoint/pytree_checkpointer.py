@@ -19,6 +19,7 @@ from spotfit.checkpoint.base_checkpointer import (
     warn_rank_differences,
 )
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.format import StateKey, dotted_name
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import suggest_keywords
 from spotfit.data.iteration.shard_data_position import ShardDataPosition, is_dataset_shard
@@ -28,7 +29,6 @@ from spotfit.worker.training_api import require_session
 
 # jax and the modules that import it are loaded on first use: `import spotfit.jax` stays cheap.
 if TYPE_CHECKING:
-    from spotfit.checkpoint.format import StateKey
     from spotfit.checkpoint.shm_arena import ShmArena
     from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner
     from spotfit.jax.checkpoint.array_tree import ArrayTree
@@ -176,6 +176,8 @@ class Checkpointer(BaseCheckpointer):
         result = self._restore(operation)
         if result is not None:
             self.state = operation.state
+            # All ranks have read the same values. To hash them takes seconds for gigabytes.
+            self._are_ranks_compared = True
         return result
 
     # --- what BaseCheckpointer needs of JAX ----------------------------------------------------
@@ -200,7 +202,7 @@ class Checkpointer(BaseCheckpointer):
         return self._save_planner.plan(tree)
 
     def _compare_ranks(self, tree: ArrayTree) -> None:
-        """Warn about leaves of single processes that differ, at the first step or save."""
+        """Warn about leaves of single processes that differ, at a new run's first step or save."""
         if self._world_size == 1:
             return
         ranks = self._collectives.all_gather(self._save_planner.fingerprints(tree))
@@ -209,6 +211,7 @@ class Checkpointer(BaseCheckpointer):
                 ranks,
                 do="pass state that belongs to one rank in per_rank={...}, or shard the array over "
                 "all processes",
+                name_of=dotted_name,
             )
 
     def _plan_at_end(self) -> tuple[RankSavePlan, str]:

@@ -13,11 +13,9 @@ import numpy as np
 
 from spotfit.checkpoint.format import dotted_name
 from spotfit.core.errors import ConfigError
-from spotfit.jax.checkpoint.array_tree import ArraySpec, ArrayTree
+from spotfit.jax.checkpoint.array_tree import NUMBER_KINDS, ArraySpec, ArrayTree
 
 _NUMBERS = (bool, int, float, complex)
-_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
-"""Kinds of dtypes; each has the numbers of those before it."""
 
 
 class StateTemplate:
@@ -116,7 +114,7 @@ def _key_implementation_of(leaf: Any) -> Any:
 
 
 def _kind_of(spec: ArraySpec) -> int:
-    return next(n for n, kind in enumerate(_KINDS) if jax.dtypes.issubdtype(spec.dtype, kind))
+    return next(n for n, kind in enumerate(NUMBER_KINDS) if jax.dtypes.issubdtype(spec.dtype, kind))
 
 
 def _fits(saved: Any, spec: ArraySpec) -> bool:

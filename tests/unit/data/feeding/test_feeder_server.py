@@ -119,6 +119,31 @@ def test_a_process_that_cannot_be_replaced_for_minutes_is_an_error(
     assert failures.count == 0
 
 
+def test_a_replacement_that_hangs_does_not_delay_the_close(
+    failures: Failures, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    is_starting, may_end = threading.Event(), threading.Event()
+
+    def start(init: FeederInit, pickled: bytes) -> FeederProcess:
+        is_starting.set()
+        may_end.wait()
+        return failures.start(init, pickled)
+
+    monkeypatch.setattr(feeder_server, "FeederProcess", start)
+    serving, closing = threading.Thread(target=server.serve), threading.Thread(target=server.close)
+    serving.start()
+    is_starting.wait()
+    closing.start()
+    closing.join(10)
+    was_closed = not closing.is_alive()
+    may_end.set()
+    serving.join()
+    closing.join()
+    assert was_closed
+    assert not failures.processes[-1].is_running
+
+
 def test_a_server_without_a_process_leaves_no_socket_or_other_process(
     failures: Failures, monkeypatch: pytest.MonkeyPatch
 ) -> None:

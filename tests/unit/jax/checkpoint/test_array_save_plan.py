@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax", reason="needs jax: make jax")
 import numpy as np  # noqa: E402
 
 from spotfit.checkpoint.base_checkpointer import RankSavePlan  # noqa: E402
+from spotfit.checkpoint.format import StateKey  # noqa: E402
 from spotfit.core.errors import ConfigError  # noqa: E402
 from spotfit.jax.checkpoint.array_save_plan import ArraySavePlanner  # noqa: E402
 from spotfit.jax.checkpoint.array_tree import ArrayTree  # noqa: E402
@@ -73,10 +74,12 @@ def test_the_plan_follows_a_state_with_other_shapes() -> None:
     assert [piece.shape for piece in planner.plan(ArrayTree([np.ones((2, 2))])).pieces] == [(2, 2)]
 
 
-def test_descriptions_of_arrays_are_rejected() -> None:
+def test_descriptions_of_arrays_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     tree = ArrayTree({"w": jax.ShapeDtypeStruct((2,), "float32", sharding=sharding())})
-    with pytest.raises(ConfigError, match="which has no values to save"):
-        ArraySavePlanner(0, 1).plan(tree)
+    for call in (ArraySavePlanner(0, 1).plan, ArraySavePlanner(0, 1).fingerprints):
+        with pytest.raises(ConfigError, match="which has no values to save"):
+            call(tree)
 
 
 def test_one_rank_writes_all_of_an_array_that_each_process_has_for_itself() -> None:
@@ -104,11 +107,16 @@ def test_fingerprints_name_the_leaves_that_differ(monkeypatch: pytest.MonkeyPatc
     tree = {"a": jax.numpy.ones(2, "bfloat16"), "b": np.zeros((0, 2)), "n": 1, "s": np.float32(1)}
     changes: dict[str, Any] = {"a": 2 * tree["a"], "n": 2, "s": np.float32(2)}
 
-    def fingerprints(tree: Any) -> dict[str, bytes]:
+    def fingerprints(tree: Any) -> dict[StateKey, bytes]:
         return ArraySavePlanner(0, 2).fingerprints(ArrayTree(tree))
 
     found = fingerprints(tree)
-    assert list(found) == ["state.a", "state.b", "state.s", "state.n"]
+    assert list(found) == [("state", name) for name in "absn"]
     for name, value in changes.items():
         changed = fingerprints(tree | {name: value})
-        assert [one for one in found if found[one] != changed[one]] == [f"state.{name}"]
+        assert [one for one in found if found[one] != changed[one]] == [("state", name)]
+
+
+def test_leaves_with_one_dotted_name_have_fingerprints_of_their_own() -> None:
+    tree = ArrayTree({"a": {"b": np.ones(1)}, "a.b": np.zeros(1), "c": {"d": 1}, "c.d": 2})
+    assert len(set(ArraySavePlanner(0, 2).fingerprints(tree).values())) == 4

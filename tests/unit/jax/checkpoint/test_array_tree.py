@@ -67,7 +67,7 @@ def test_donated_arrays_are_rejected() -> None:
         ArrayTree({"w": array})
 
 
-@pytest.mark.parametrize("array", [np.array(["a"]), np.array([None]), np.array(["2026"], "M8")])
-def test_arrays_without_numbers_are_rejected(array: np.ndarray) -> None:
+@pytest.mark.parametrize("dtype", ["U1", "O", "M8[Y]", "m8[s]", "V4", "f4,f4"])
+def test_arrays_without_numbers_are_rejected(dtype: str) -> None:
     with pytest.raises(ConfigError, match="which has no numbers"):
-        ArrayTree([array])
+        ArrayTree([np.zeros(1, dtype)])

@@ -118,6 +118,20 @@ def test_a_state_that_does_not_match_is_rejected(state: Any, problem: str) -> No
     assert error.value.details["retryable"] is False
 
 
+def test_ranks_are_compared_in_a_new_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+    monkeypatch.setattr(Checkpointer, "_compare_ranks", lambda _, tree: compared.append(tree))
+    state = {"w": np.ones(2)}
+    new = Checkpointer(state, every=1)
+    new.restore()
+    new.step(state)
+    assert len(compared) == 1
+    again = Checkpointer(state, every=1)
+    again.restore()
+    again.step(state)
+    assert len(compared) == 1
+
+
 def test_a_number_that_an_update_makes_an_array_continues_without_compiling() -> None:
     traces = []
 
