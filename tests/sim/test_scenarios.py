@@ -16,6 +16,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     LeaderElected,
+    MachinesChosen,
     NodeLost,
     RoundClosed,
     RoundOpened,
@@ -625,6 +626,13 @@ def test_budget_is_kept_with_all_that_the_run_costs(seed: int) -> None:
     budget_usd = result.cost.cost.budget_usd
     assert budget_usd is not None
     assert 0.7 * budget_usd < result.cost.total_usd <= budget_usd
+
+
+def test_machines_that_leave_no_budget_for_others_are_not_requested_again_and_again() -> None:
+    """720005: with the budget for a move to spot machines there is none for on-demand ones."""
+    result = simulate(budget_scenario(720005), 720005)
+    choices = [one for one in result.entries if isinstance(one.event, MachinesChosen)]
+    assert len(choices) < 10
 
 
 def test_missed_deadline_is_a_violation() -> None:

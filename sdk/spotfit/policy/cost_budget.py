@@ -49,14 +49,18 @@ def end_of_budget(
     return CancelRequested(reason=reason, save=True, is_cost_budget=True)
 
 
-def affords(view: View, state: LeaderState, offer: Offer) -> bool:
-    """Whether the budget suffices for machines of the offer, beside those that are rented.
+def affords(view: View, state: LeaderState, *offers: Offer) -> bool:
+    """Whether the budget suffices for machines of all the offers, beside those that are rented.
 
     They must pay for their start, or they would train nothing. True without a budget.
     """
-    if view.spec.cost.budget_usd is None or state.wall_ms is None or offer.price is None:
+    if view.spec.cost.budget_usd is None or state.wall_ms is None:
         return True
-    usd_per_hour = offer.price.usd_per_hour * view.spec.cost.machines.get(offer.name, 1)
+    usd_per_hour = sum(
+        offer.price.usd_per_hour * view.spec.cost.machines.get(offer.name, 1)
+        for offer in offers
+        if offer.price is not None
+    )
     return budget_left_s(view, state, more_usd_per_hour=usd_per_hour) > start_time_s(view)
 
 

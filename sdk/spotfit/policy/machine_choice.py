@@ -330,14 +330,13 @@ def _standing_offer(
     starts_spot = chosen.offer is not None and candidates[chosen.offer].state.market is Market.SPOT
     if view.market.round is None and starts_spot:
         return ""
-    wanted = []
-    for index, (offer, offer_state) in enumerate(candidates):
-        if offer_state.market is not Market.SPOT or offer_state.refused_s is None:
-            continue
-        granted = list(candidates)
-        granted[index] = _Candidate(offer, replace(offer_state, refused_s=None))
-        if _choose(view, goal, granted, running).offer == index:
-            wanted.append(offer.name)
+    wanted = [
+        one.offer.name
+        for one in candidates
+        if one.state.market is Market.SPOT
+        and one.state.refused_s is not None
+        and _is_chosen_if_granted(view, state, goal, candidates, running, one)
+    ]
     # A request that waits is kept; otherwise the offers are requested in turn.
     return min(
         wanted,
@@ -347,3 +346,32 @@ def _standing_offer(
         ),
         default="",
     )
+
+
+def _is_chosen_if_granted(
+    view: View,
+    state: LeaderState,
+    goal: DeadlineState | None,
+    candidates: Sequence[_Candidate],
+    running: int | None,
+    wanted: _Candidate,
+) -> bool:
+    """Whether the run would move to the refused offer `wanted` once its machines are granted.
+
+    They are then paid from the budget, too, which may not suffice for machines of others any more:
+    the next decision would be made without these, and could release the machines again.
+    """
+    is_requested = bool(_tokens_of(view, wanted.offer.name))
+    rented = () if is_requested else (wanted.offer,)
+    after = [
+        _Candidate(one.offer, replace(one.state, refused_s=None)) if one is wanted else one
+        for one in candidates
+        if one is wanted
+        or _tokens_of(view, one.offer.name)
+        or cost_budget.affords(view, state, one.offer, *rented)
+    ]
+    names = [one.offer.name for one in after]
+    runs = None if running is None else candidates[running].offer.name
+    index = names.index(runs) if runs in names else None
+    chosen = _choose(view, goal, after, index).offer
+    return chosen is not None and after[chosen].offer.name == wanted.offer.name
