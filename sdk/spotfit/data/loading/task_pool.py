@@ -39,10 +39,7 @@ class TaskPool:
         return os.getpid() != self._process_id
 
     def submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
-        """Run `call` in a thread. After `close()` the future is cancelled.
-
-        If no thread can run it, such as at the interpreter's exit, the future has a RuntimeError.
-        """
+        """Run `call` in a thread. After `close()` the future is cancelled."""
         future: Future[T] = Future()
         self._submit(urgency, call, future)
         return future
@@ -89,21 +86,12 @@ class TaskPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, urgency: int, call: Callable[[], T], future: Future[T]) -> None:
-        failure: RuntimeError | None = None
         with self._lock:
             if not self._is_closed:
-                try:
-                    self._executor.submit(self._run_next)
-                except RuntimeError as error:
-                    # Such as at the interpreter's exit. A callback's error would only be logged.
-                    failure = error
-                else:
-                    heapq.heappush(self._tasks, _Task(urgency, next(self._numbers), future, call))
-                    return
-        if failure is None:
-            future.cancel()
-        elif future.set_running_or_notify_cancel():
-            future.set_exception(failure)
+                heapq.heappush(self._tasks, _Task(urgency, next(self._numbers), future, call))
+                self._executor.submit(self._run_next)
+                return
+        future.cancel()
 
     def _run_next(self) -> None:
         with self._lock:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -89,32 +87,3 @@ def test_closing_cancels_tasks_that_do_not_run(pool: TaskPool) -> None:
         dependent.result()
     with pytest.raises(CancelledError):
         pool.submit(0, lambda: 1).result()
-
-
-PROGRAM_THAT_EXITS = """
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-
-from spotfit.data.loading.task_pool import TaskPool
-
-other = ThreadPoolExecutor(1)
-
-def run_until_exit():
-    with suppress(RuntimeError):
-        while True:
-            other.submit(int).result()
-            time.sleep(0.01)
-
-pool = TaskPool(1, "test-tasks")
-last = pool.after([pool.after([pool.submit(0, run_until_exit)], 0, list)], 0, list)
-last.add_done_callback(lambda done: print(done.exception()))
-"""
-
-
-def test_tasks_after_others_log_nothing_when_the_interpreter_exits() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM_THAT_EXITS], capture_output=True, text=True, check=True
-    )
-    assert "after interpreter shutdown" in done.stdout
-    assert done.stderr == ""
