@@ -82,15 +82,7 @@ def _execute(side: str, arguments: tuple[str, ...], variables: Mapping[str, str]
     program = str(peers.SIDES / f"data_{side}.py")
     command = [str(peers.python_of(SIDES[side])), program, *arguments]
     tag = uuid.uuid4().hex
-    environment = {
-        **os.environ,
-        **variables,
-        process_tree.TAG: tag,
-        "PYTHONPATH": str(peers.ROOT),
-        "OMP_NUM_THREADS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = environment_of(tag, variables)
     with process_tree.ProcessTree(tag) as tree, _PeakMemory(tree) as memory:
         process = subprocess.run(
             command,
@@ -106,6 +98,19 @@ def _execute(side: str, arguments: tuple[str, ...], variables: Mapping[str, str]
     reading = json.loads(lines[-1]) if lines and not process.returncode else {}
     tail = "" if reading else process.stdout[-2_000:]
     return SideRun(side, reading, memory.peak_bytes, tree.processes, tail)
+
+
+def environment_of(tag: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a side: that of this process, its tag, and `variables`."""
+    return {
+        **os.environ,
+        **variables,
+        process_tree.TAG: tag,
+        "PYTHONPATH": str(peers.ROOT),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 @functools.cache

@@ -46,24 +46,17 @@ class Restart:
 def run(side: str) -> Restart:
     """Kill and restart one side."""
     tag = uuid.uuid4().hex
-    environment = {
-        **os.environ,
-        process_tree.TAG: tag,
-        "PYTHONPATH": str(peers.ROOT),
-        "OMP_NUM_THREADS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        **peers.RAY_TUNED.environment,
-    }
     program = str(peers.SIDES / "data_restart.py")
     images = str(data.create_set("images"))
     python = str(peers.python_of(data.SIDES[side]))
     with tempfile.TemporaryDirectory(prefix="sfb-") as marks:
         command = [python, program, side, images, str(data.SETS["images"]), marks]
+        variables = {**peers.RAY_TUNED.environment, "RAY_TMPDIR": marks}
         try:
             with process_tree.ProcessTree(tag) as tree:
                 process = subprocess.run(
                     command,
-                    env={**environment, "RAY_TMPDIR": marks},
+                    env=data.environment_of(tag, variables),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

@@ -17,7 +17,9 @@ from tests.live.cloud import LiveTestCloud
 
 _INSTALL = "pip install 'jax[cuda12]' or 'jax[cuda13]'"
 
-pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason=f"jax is missing: {_INSTALL}")
+pytestmark = pytest.mark.skipif(
+    find_spec("jax") is None, reason=f"jax is not installed; {_INSTALL}"
+)
 
 
 def fit(cloud: LiveTestCloud, device: str, label: str, **config: Any) -> dict[str, Any]:

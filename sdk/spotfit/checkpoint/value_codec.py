@@ -95,7 +95,7 @@ def decode_values(body: bytes, source: str, decoder: LeafDecoder) -> Any:
     def decode_extension(code: int, content: memoryview) -> Any:
         if code in (_INTEGER, _COMPLEX):
             text = bytes(content).decode()
-            return int(text, 16) if code == _INTEGER else complex(text)
+            return int(text, 0) if code == _INTEGER else complex(text)
         parts = decode(content)
         if code == _ARRAY:
             dtype, shape, array = parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -57,9 +57,7 @@ class SourceUnits:
 class Source(Protocol):
     """Rows that can be read unit by unit, in any order and by any process.
 
-    A source is immutable, small and can be pickled. One of files may also have a method
-    `fetch_unit`, with the arguments of `read_unit`, which fetches the bytes of a unit and returns
-    the function that decodes them.
+    A source is immutable, small and can be pickled. One of files may also be a `UnitFetcher`.
     """
 
     @property
@@ -85,6 +83,17 @@ class Source(Protocol):
 
         Raises `ConfigError` if the file has another version than `units` states.
         """
+        ...
+
+
+@runtime_checkable
+class UnitFetcher(Protocol):
+    """A source that can fetch the bytes of a unit without decoding them."""
+
+    def fetch_unit(
+        self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
+    ) -> Decode:
+        """Fetch the bytes, and return the function that decodes them; see `Source.read_unit`."""
         ...
 
 

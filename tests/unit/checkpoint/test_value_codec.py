@@ -66,6 +66,11 @@ def test_values_keep_their_types_and_order(value: Any) -> None:
         assert repr(restored) == repr(value)
 
 
+def test_integers_of_earlier_checkpoints_are_read_as_decimals() -> None:
+    body = msgspec.msgpack.encode([msgspec.msgpack.Ext(4, b"-10000000000000000000000")])
+    assert decode_values(body, "rank 0", DECODER) == [-(10**22)]
+
+
 def nested(value: Any, wrap: Callable[[Any], Any], levels: int) -> Any:
     for _ in range(levels):
         value = wrap(value)

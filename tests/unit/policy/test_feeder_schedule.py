@@ -268,17 +268,22 @@ def test_no_machines_are_requested_after_too_many_have_failed(
     assert isinstance(action_of(stopped, observed(1.0)), Wait)
 
 
+def with_machine(view: View, token: Token) -> View:
+    """The view after a machine for feeders was requested and submitted."""
+    request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
+    plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
+    handle = GroupHandle(token=token, provisioner="local", name="g")
+    submitted = GroupSubmitted(token=token, handle=handle)
+    return fold_events(GroupPlanned(request=request, plan=plan), submitted, view=view)
+
+
 def test_an_environment_that_cannot_be_set_up_costs_three_machines() -> None:
     view = a_run((1, 1))
     failure = RankFailure(rank=0, kind="raised", message="ShippingError: no torch")
     for number in range(3):
         assert isinstance(action_of(view, observed(None)), RequestMachines)
         token = token_of(number)
-        request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
-        plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
-        handle = GroupHandle(token=token, provisioner="local", name="g")
-        submitted = GroupSubmitted(token=token, handle=handle)
-        view = fold_events(GroupPlanned(request=request, plan=plan), submitted, view=view)
+        view = with_machine(view, token)
         broken = feeder(number, is_listening=False, node_failure=failure)
         lost = action_of(view, observed(None, broken))
         assert isinstance(lost, AppendEvent)
@@ -333,11 +338,7 @@ def test_machines_that_join_and_end_before_they_work_cost_three_machines() -> No
         assert isinstance(action_of(view, state), Wait if number else RequestMachines)
         assert isinstance(action_of(view, state, NOW + 10.0), RequestMachines)
         token = token_of(number)
-        request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
-        plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
-        handle = GroupHandle(token=token, provisioner="local", name="g")
-        submitted = GroupSubmitted(token=token, handle=handle)
-        view = fold_events(GroupPlanned(request=request, plan=plan), submitted, view=view)
+        view = with_machine(view, token)
         lost = action_of(view, after_end(number))
         assert isinstance(lost, AppendEvent)
         view = fold_events(lost.event, GroupsReleased(token=token), view=view)

@@ -15,7 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
-from spotfit.data.source import Decode, IntArray, Source, SourceUnits, int_array
+from spotfit.data.source import (
+    Decode,
+    IntArray,
+    Source,
+    SourceUnits,
+    UnitFetcher,
+    int_array,
+)
 
 _FORMAT_VERSION = 1
 
@@ -109,15 +116,16 @@ class UnitManifest:
 
         Unless `is_fetched`, nothing is fetched, and the function does all of the work.
         """
-        source = int(self.unit_sources[unit])
-        schema = self._unified_schema(source, columns)
+        number = int(self.unit_sources[unit])
+        schema = self._unified_schema(number, columns)
         if schema is not None:
-            columns = [name for name in schema.names if name in self._schemas[source].names] or None
-        arguments = self.source_units[source], int(self.unit_indices[unit]), columns
-        if self.is_fetched(unit):
-            read: Decode = self.sources[source].fetch_unit(*arguments)  # type: ignore[attr-defined]
+            columns = [name for name in schema.names if name in self._schemas[number].names] or None
+        source = self.sources[number]
+        arguments = self.source_units[number], int(self.unit_indices[unit]), columns
+        if isinstance(source, UnitFetcher) and self.is_fetched(unit):
+            read = source.fetch_unit(*arguments)
         else:
-            read = partial(self.sources[source].read_unit, *arguments)
+            read = partial(source.read_unit, *arguments)
         begin = int(self.unit_first_rows[unit]) + first
 
         def decode() -> pa.Table:
@@ -131,7 +139,7 @@ class UnitManifest:
         source = int(self.unit_sources[unit])
         units, index = self.source_units[source], int(self.unit_indices[unit])
         return (
-            hasattr(self.sources[source], "fetch_unit")
+            isinstance(self.sources[source], UnitFetcher)
             and bool(units.files)
             and units.files[int(units.unit_files[index])].is_remote
         )

@@ -82,7 +82,7 @@ class FormatSource:
     def fetch_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> Decode:
-        """Fetch the bytes of one unit; see `Source`."""
+        """Fetch the bytes of one unit; see `UnitFetcher`."""
         schema = self.schema(units)
         if columns is not None:
             schema = select_fields(schema, columns)

@@ -77,7 +77,7 @@ class TableFilesSource:
     def fetch_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> Decode:
-        """Fetch the bytes of a row group; see `Source`."""
+        """Fetch the bytes of a row group; see `UnitFetcher`."""
         # The stores of listed files are opened by their URLs.
         return self._reader(FileSet((), PathOptions()), None).fetch_unit(units, unit, columns)
 
