@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -63,6 +64,8 @@ class SlurmCluster:
         if self.accounting:
             self.accounting.create_accounts()
         self.start_daemon("slurmctld", "-D", "-c")
+        # A node that does not reach the controller tries again after a pause that grows.
+        self.wait_until(lambda: "UP" in self.run_command("scontrol", "ping"))
         for number in range(1, self.nodes + 1):
             self.start_daemon("slurmd", "-D", "-c", "-N", f"n{number}")
         self.wait_until(
@@ -98,7 +101,7 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Cancel all jobs, wait for them, and end the daemons."""
-        if self.conf.exists():
+        if self.conf.exists() and all(daemon.poll() is None for daemon in self._daemons):
             self.run_command("scancel", "--full", "--user", getpass.getuser())
             with contextlib.suppress(AssertionError):
                 self.wait_until(lambda: not self.run_command("squeue", "-h").strip())
@@ -143,9 +146,11 @@ class SlurmCluster:
         return {"PATH": _PATH, "HOME": str(self.folder), "SLURM_CONF": str(self.conf)}
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait for the condition, at most 90 s."""
+        """Wait for the condition, at most 90 s. Fails at once if a daemon has exited."""
         deadline = time.monotonic() + _TIMEOUT_S
         while not condition():
+            for daemon in self._daemons:
+                assert daemon.poll() is None, f"{daemon.args!r} exited; see {self.folder}"
             assert time.monotonic() < deadline, f"see {self.folder}"
             time.sleep(_POLL_INTERVAL_S)
 
@@ -297,7 +302,14 @@ def _format_configuration(folder: Path, munge: Path, nodes: int, accounting: Seq
 def _free_ports(count: int) -> Sequence[int]:
     """Return distinct free ports; all are bound at the same time."""
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        found: list[int] = []
+        # Not those that the kernel gives to connections: one of other processes may get such a port
+        # before the daemon starts, which then exits.
+        for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
+            one = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                break
+        return found

@@ -232,7 +232,8 @@ class LiveTestCloud:
         for group in list(self.root.groups()):
             for node in group.nodes():
                 self.reclaimer.kill(node)
-            group.remove()
+            with self.root.lock():
+                group.remove()
 
     def _busy_nodes(self) -> list[LocalNode]:
         return [

@@ -8,7 +8,8 @@ imports the framework and the modules at once, and reads its first node from sta
     state      | event                                       | next
     -----------|---------------------------------------------|----------------------------
     prewarmed  | the driver sends a node                     | serving
-    prewarmed  | the pipe is closed                          | exited
+    prewarmed  | the pipe is closed, or the owner exits      | exited
+    prewarmed  | `prewarm.MAX_WAIT_S` passes                 | exited
     serving    | the agent returns 0                         | waiting
     serving    | the agent returns another code, or raises   | exited
     waiting    | the driver assigns a node                   | serving
@@ -38,10 +39,14 @@ from spotfit.host import env, log
 from spotfit.host.process import set_process_name
 from spotfit.provision.launch import AgentAssignment, AgentExitCode
 from spotfit_provisioners.local import machine_pool, prewarm
-from spotfit_provisioners.local.processes import ProcessIdentity, current_process
+from spotfit_provisioners.local.processes import (
+    EXIT_CHECK_INTERVAL_S,
+    ProcessIdentity,
+    current_process,
+    open_pidfd,
+)
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
 
-_OWNER_CHECK_INTERVAL_S = 1.0  # on systems without pidfd_open; on Linux select() returns at once
 _REQUEST_TIMEOUT_S = 0.5
 _MAX_REQUEST_BYTES = 65_536
 
@@ -79,7 +84,7 @@ def _serve_when_assigned(
         )
         variables = build_worker_environment(slots, {})
         fork_servers.get_or_start(RuntimeKey.of(framework, sys.executable, variables, preload))
-        first = prewarm.read_first_node(root)
+        first = prewarm.read_first_node(root, machine_pool.owner_process())
         return _serve_all(first, home, fork_servers) if first is not None and first.claim(me) else 0
 
 
@@ -216,11 +221,11 @@ class AssignmentServer:
     def _listen(self, listening: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(listening, selectors.EVENT_READ)
-            with _open_pidfd(self._owner) as owner_exit:
+            with open_pidfd(self._owner) as owner_exit:
                 if owner_exit is not None:
                     selector.register(owner_exit, selectors.EVENT_READ)
                 while self._owner is not None and self._owner.is_alive:
-                    selector.select(_OWNER_CHECK_INTERVAL_S)
+                    selector.select(EXIT_CHECK_INTERVAL_S)
                     self._handle_request(listening)
         self._stop_waiting()
 
@@ -257,20 +262,6 @@ class AssignmentServer:
             if was_open:
                 self._assigned.put(None)
         return was_open
-
-
-@contextlib.contextmanager
-def _open_pidfd(process: ProcessIdentity | None) -> Iterator[int | None]:
-    """Yield a descriptor that becomes readable when the process exits; None if unsupported."""
-    descriptor: int | None = None
-    if process is not None and hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(process.pid)
-    try:
-        yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 if __name__ == "__main__":

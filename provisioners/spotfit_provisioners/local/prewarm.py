@@ -1,19 +1,21 @@
 """Prewarmed machines: started before a group is submitted, they import the framework meanwhile.
 
 A prewarmed machine reads the path of its first node from a pipe held by the driver. It exits if the
-pipe is closed, because the driver has released it or has exited.
+pipe is closed, because the driver has released it, if the driver has exited, or after `MAX_WAIT_S`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from spotfit.host.system import SystemClock
 from spotfit_provisioners.local import machine_pool, processes
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalNode
@@ -22,6 +24,9 @@ MACHINE_COMMAND = (sys.executable, "-P", "-m", "spotfit_provisioners.local.machi
 WAIT_FLAG = "--wait"
 """Replaces the node directory on the command line; root, slots, framework and further modules to
 import follow."""
+MAX_WAIT_S = 900.0
+"""How long a machine waits for its first node. `fit()` sends it within seconds, unless its storage
+does not respond, for which it waits 15 minutes at most."""
 
 
 class WarmMachine(NamedTuple):
@@ -83,13 +88,30 @@ def assign_warm_machine(node: LocalNode, digest: str) -> bool:
     return False
 
 
-def read_first_node(root: LocalCloudDir) -> LocalNode | None:
-    """Read the first node from standard input (in the machine); None if the pipe is closed."""
+def read_first_node(root: LocalCloudDir, owner: ProcessIdentity) -> LocalNode | None:
+    """Read the first node from standard input (in the machine).
+
+    None if the pipe is closed, the driver `owner` has exited, or no node came within `MAX_WAIT_S`.
+    """
     with os.fdopen(os.dup(sys.stdin.fileno())) as pipe, Path(os.devnull).open() as nothing:
-        line = pipe.readline()
+        line = pipe.readline() if _wait_for_line(pipe.fileno(), owner) else ""
         # Standard input is inherited by the agent and its workers, which must not read the pipe.
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     return LocalNode(root, Path(line.removesuffix("\n"))) if line.endswith("\n") else None
+
+
+def _wait_for_line(pipe: int, owner: ProcessIdentity) -> bool:
+    """Wait for a line or the end of the pipe; False if the owner exits, or after `MAX_WAIT_S`."""
+    clock = SystemClock()
+    deadline = clock.now() + MAX_WAIT_S
+    # The end of the pipe does not suffice: processes that the driver has forked hold it open.
+    with processes.open_pidfd(owner) as exited:
+        watched = [pipe] if exited is None else [pipe, exited]
+        while owner.is_alive and clock.now() < deadline:
+            if pipe in select.select(watched, [], [], processes.EXIT_CHECK_INTERVAL_S)[0]:
+                return True
+    # Once more: the driver may have sent the node directly before it exited.
+    return bool(select.select([pipe], [], [], 0.0)[0])
 
 
 def _start_machines(

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -15,6 +15,8 @@ _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
 # Milliseconds normally; a process that waits for a disk or freed gigabytes takes longer.
 _KILL_TIMEOUT_S = 2.0
+EXIT_CHECK_INTERVAL_S = 1.0
+"""Interval of checks whether a process has ended, where `open_pidfd` yields None."""
 # Field numbers in /proc/<pid>/stat (see proc(5)), counted after the name in parentheses.
 _STATE, _PARENT, _START_TIME = 0, 1, 19
 
@@ -94,14 +96,23 @@ def kill_process_tree(process: ProcessIdentity) -> None:
 
 
 def _wait_for_exit(process: ProcessIdentity) -> None:
-    if not hasattr(os, "pidfd_open"):  # macOS, where nothing depends on it
-        return
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            if process.is_alive:  # not another process that has this pid now
-                select.select([descriptor], [], [], _KILL_TIMEOUT_S)
-        finally:
+    with open_pidfd(process) as exited:
+        # Not another process that has this pid now. On macOS nothing depends on the wait.
+        if exited is not None and process.is_alive:
+            select.select([exited], [], [], _KILL_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def open_pidfd(process: ProcessIdentity | None) -> Iterator[int | None]:
+    """Yield a descriptor that becomes readable when the process exits; None if unsupported."""
+    descriptor: int | None = None
+    if process is not None and hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(process.pid)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
             os.close(descriptor)
 
 

@@ -174,14 +174,14 @@ class LocalProvisioner:
         group = self._group(handle)
         if not group.exists:
             return
-        # Locked, so that no machine is reassigned to another run in the meantime.
+        # Locked, so that no machine is started or reassigned to another run in the meantime.
         with self._cloud_dir.lock():
             for node in group.nodes():
                 machine = node.machine()
                 if machine is not None and machine != processes.current_process():
                     processes.kill_process_tree(machine)
                     self._cloud_dir.remove_machine(machine)
-        group.remove()
+            group.remove()
 
     def _group(self, handle: GroupHandle) -> LocalGroup:
         run, _, token = handle.name.partition("/")
@@ -235,6 +235,7 @@ class LocalProvisioner:
             node, owner, digest
         ):
             return
+        node.renew_assignment()
         machine = processes.start_detached(
             [*prewarm.MACHINE_COMMAND, str(node.path)],
             environment=environment,
@@ -242,7 +243,8 @@ class LocalProvisioner:
             output=node.output_path,
         )
         # Claimed for the machine, which may not have done so yet: the next observation must not
-        # start another one.
+        # start another one. None: it has ended already, and the node is lost after
+        # `START_TIMEOUT_S`.
         if machine is not None:
             node.claim(machine)
 

@@ -12,9 +12,18 @@
     stopped                       exists since the machine was first observed to have ended
     output                        output of the agent
     scratch                       scratch directory of agent and workers
+<root>/<run>/.<token>             a group that is being created or removed
 
-State of a node: WAITING without `machine`; RUNNING while the machine runs; FAILED with `ended`;
-GONE if the machine has ended otherwise, or the directory was removed.
+State of a node:
+
+    files                                        | state
+    ---------------------------------------------|---------
+    no directory                                 | GONE
+    `ended`                                      | FAILED
+    `machine`, whose process runs                | RUNNING
+    `machine`, whose process has ended           | GONE
+    `assignment` of the last `START_TIMEOUT_S`   | WAITING
+    an older `assignment`, or neither            | GONE
 """
 
 from __future__ import annotations
@@ -33,12 +42,17 @@ from typing import Any, cast
 
 from spotfit.core.errors import ProvisionPermissionError
 from spotfit.core.ids import RunId, Token
+from spotfit.host import system
 from spotfit.host.owned_dirs import remove_orphaned_shared_memory
 from spotfit.model.group import NodeState, NodeStatus
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
 
 _PRIVATE = 0o700
 _MACHINES = "machines"
+START_TIMEOUT_S = 20.0
+"""A node without a machine for this time is lost: its submitter was killed before it started one.
+
+The submitter records the machine directly after the start, which takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,10 @@ class LocalCloudDir:
                     self.remove_machine(process)
             if self.capacity() is None:
                 (self.path / "capacity").unlink(missing_ok=True)
+            for run in self._run_dirs():
+                # Groups whose creation or removal was interrupted; both need the lock.
+                for folder in _subdirectories(run, hidden=True):
+                    shutil.rmtree(folder, ignore_errors=True)
             for folder in (self.path / _MACHINES, *self._run_dirs()):
                 _remove_if_empty(folder)
             if [entry.name for entry in self.path.iterdir()] == ["lock"]:
@@ -134,8 +152,7 @@ class LocalCloudDir:
         """Yield all groups."""
         for run in self._run_dirs():
             for folder in _subdirectories(run):
-                if not folder.name.startswith("."):
-                    yield LocalGroup(self, folder)
+                yield LocalGroup(self, folder)
 
     def _run_dirs(self) -> list[Path]:
         known = {"lock", "capacity", _MACHINES}
@@ -182,7 +199,7 @@ class LocalGroup:
         """Create a node for each assignment. The caller must hold the lock of the root."""
         # Written beside and renamed, so that other processes see all nodes or none. A draft of an
         # interrupted submission is replaced.
-        draft = self.path.parent / f".{self.path.name}"
+        draft = _hidden(self.path)
         shutil.rmtree(draft, ignore_errors=True)
         for number, assignment in enumerate(assignments):
             node = LocalNode(self.root, draft / f"node-{number}")
@@ -198,10 +215,9 @@ class LocalGroup:
         return [LocalNode(self.root, entry) for entry in _subdirectories(self.path)]
 
     def remove(self) -> None:
-        """Remove the directory of the group."""
-        with self.root.lock():
-            shutil.rmtree(self.path, ignore_errors=True)
-            _remove_if_empty(self.path.parent)
+        """Remove the directory of the group. The caller must hold the lock of the root."""
+        _remove_at_once(self.path)
+        _remove_if_empty(self.path.parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +275,11 @@ class LocalNode:
         text = _read_text(self.path / "assignment")
         return None if text is None else cast("dict[str, Any]", json.loads(text))
 
+    def renew_assignment(self) -> None:
+        """Restart `START_TIMEOUT_S`, because a machine is about to be started."""
+        with contextlib.suppress(FileNotFoundError):  # it is read already
+            os.utime(self.path / "assignment")
+
     def delete_assignment(self) -> None:
         """Delete the assignment, which contains the run key."""
         (self.path / "assignment").unlink(missing_ok=True)
@@ -288,14 +309,11 @@ class LocalNode:
         """Return the status; see the module docstring."""
         if not self.path.is_dir():
             return NodeStatus(state=NodeState.GONE, reason="its agent has exited")
+        # Before `machine`: the assignment is deleted after the node was claimed.
+        assigned_at_ms = _modified_at_ms(self.path / "assignment")
         machine = self.machine()
         # By the clock of this computer, as everything in the directory.
         started_at_ms = _modified_at_ms(self.path / "machine")
-        # The submitter has not started the machine yet, or failed to; another submit starts it.
-        if machine is None:
-            return NodeStatus(state=NodeState.WAITING, reason="its process is being started")
-        if machine.is_alive and _read_text(self.path / "ended") is None:
-            return NodeStatus(state=NodeState.RUNNING, started_at_ms=started_at_ms)
         if (reason := _read_text(self.path / "ended")) is not None:
             # The last line of output usually names the error.
             last = (_read_text(self.output_path) or "").strip().splitlines()[-1:]
@@ -306,6 +324,10 @@ class LocalNode:
                 started_at_ms=started_at_ms,
                 ended_at_ms=_modified_at_ms(self.path / "ended"),
             )
+        if machine is None:
+            return _status_before_start(assigned_at_ms)
+        if machine.is_alive:
+            return NodeStatus(state=NodeState.RUNNING, started_at_ms=started_at_ms)
         return NodeStatus(
             state=NodeState.GONE,
             reason=_read_text(self.path / "reclaimed") or "its process has ended",
@@ -317,17 +339,46 @@ class LocalNode:
         """Remove the node of an agent that exited successfully, and its group with the last one."""
         group = self.group
         with self.root.lock():
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove_at_once(self.path)
             if all(node.status().is_terminated for node in group.nodes()):
-                shutil.rmtree(group.path, ignore_errors=True)
-            _remove_if_empty(group.path.parent)
+                group.remove()
 
 
-def _subdirectories(folder: Path) -> list[Path]:
+def _status_before_start(assigned_at_ms: int | None) -> NodeStatus:
+    """Return the status of a node without a machine, whose assignment was written at that time."""
+    if assigned_at_ms is None:
+        return NodeStatus(state=NodeState.GONE, reason="its directory was removed")
+    # The submitter has not started the machine yet, or was killed before; another submit starts it.
+    if system.wall_ms() - assigned_at_ms < START_TIMEOUT_S * 1000:
+        return NodeStatus(state=NodeState.WAITING, reason="its process is being started")
+    reason = f"its process was not started within {START_TIMEOUT_S:.0f} s"
+    return NodeStatus(state=NodeState.GONE, reason=reason)
+
+
+def _subdirectories(folder: Path, *, hidden: bool = False) -> list[Path]:
+    """Return the subdirectories whose names start with a dot, or all others, sorted."""
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        return sorted(
+            entry
+            for entry in folder.iterdir()
+            if entry.is_dir() and entry.name.startswith(".") == hidden
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _hidden(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}")
+
+
+def _remove_at_once(folder: Path) -> None:
+    """Remove a directory whose files other processes may be writing. Requires the root's lock."""
+    # Renamed first: a file that is created meanwhile would keep a part of the directory.
+    removed = _hidden(folder)
+    shutil.rmtree(removed, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _read_text(path: Path) -> str | None:

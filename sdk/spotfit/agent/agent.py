@@ -589,12 +589,16 @@ class Agent:
         return self.is_replaced or self._now >= deadline
 
     def _is_orphaned(self) -> bool:
-        """Whether neither the leader nor the bucket was reached for `orphan_timeout_s`."""
+        """Whether for `orphan_timeout_s` the journal was missing, or nothing was reached.
+
+        Neither the leader nor the bucket.
+        """
+        timeout_s = self._journal_poller.timing.orphan_timeout_s
+        missing_since = self._journal_writer.missing_since
+        if missing_since is not None and self._now - missing_since > timeout_s:
+            return True
         silent_s = self._now - self._journal_poller.last_contact_at
-        return (
-            self._leader_connection.address is None
-            and silent_s > self._journal_poller.timing.orphan_timeout_s
-        )
+        return self._leader_connection.address is None and silent_s > timeout_s
 
     def _shut_down(self, now: float) -> float | None:
         """Stop workers, finish writes, and return None once nothing is left to do."""

@@ -62,8 +62,9 @@ from spotfit.store.retry import AGENT_RETRY_POLICY, PATIENT_RETRY_POLICY
 
 # Notice sources wake the loop themselves; this bounds the delay of plug-ins that cannot.
 _NOTICE_POLL_S = 0.25
-# One call each may be in progress: read the journal, write an entry, read or renew a lease.
-_JOURNAL_THREADS = 3
+# One call each may be in progress: read the journal, write an entry, read or renew a lease, check
+# whether the journal exists.
+_JOURNAL_THREADS = 4
 # Killed workers exit within milliseconds; their last lines of output are still in the pipes.
 _SHUTDOWN_DRAIN_S = 1.0
 # A local directory costs nothing per request, so that the console can follow more closely.

@@ -29,7 +29,8 @@ class Roster:
         self._transport = transport
         self.members: dict[AgentId, MemberStatus] = {}
         self.disconnected_since: dict[AgentId, float] = {}
-        """Agents whose connection was lost and that have not reconnected, with the time."""
+        """Agents whose connection was lost and that have not reconnected, with the time; without
+        those of machines that are recorded as lost."""
         self.disconnected_in_round: set[AgentId] = set()
         """Agents whose connection was lost since the round was opened, reconnected or not."""
         self.noticed_at: dict[AgentId, float] = {}
@@ -41,6 +42,8 @@ class Roster:
         """When the loss of a machine was last recorded in the journal, by group token."""
         self.agent_lost_at: dict[Token, float] = {}
         """The same for machines whose agents had joined."""
+        self._lost: set[AgentId] = set()
+        """Agents of machines that are recorded as lost; some exit only then."""
         self.feeding_since: dict[AgentId, float] = {}
         """When the feeders of each agent first accepted connections."""
 
@@ -74,7 +77,8 @@ class Roster:
         """
         if self.members.pop(agent, None) is None:
             return False
-        self.disconnected_since[agent] = now
+        if agent not in self._lost:
+            self.disconnected_since[agent] = now
         # Kept when the agent rejoins: frames of its workers may have been lost meanwhile.
         self.disconnected_in_round.add(agent)
         return True
@@ -83,16 +87,20 @@ class Roster:
         """Remove a machine (group token, node index) and its `agent`, declared lost at `now`.
 
         The machine is removed from `last_agent_by_node` if `agent` was the last to join from it, or
-        is None; `agent` is removed from `disconnected_since`. Unknown ones are ignored.
+        is None: then the last one is lost with it. The lost agent is removed from
+        `disconnected_since`, also if it disconnects later. Unknown ones are ignored.
         """
         # Not a copy of the dictionary per decision: `LeaderState` holds this one.
         self.loss_recorded_at = {**self.loss_recorded_at, token: now}
-        # Another agent may have joined from the same machine since, after a restart.
-        if agent is None or self.last_agent_by_node.get((token, node)) == agent:
-            self.last_agent_by_node.pop((token, node), None)
         if agent is not None:
-            self.disconnected_since.pop(agent, None)
             self.agent_lost_at = {**self.agent_lost_at, token: now}
+        last = self.last_agent_by_node.get((token, node))
+        # Another agent may have joined from the same machine since, after a restart.
+        if agent is None or last == agent:
+            self.last_agent_by_node.pop((token, node), None)
+        if (lost := agent or last) is not None:
+            self._lost.add(lost)
+            self.disconnected_since.pop(lost, None)
 
     def touch(self, agent: AgentId, now: float) -> MemberStatus | None:
         """Record that a message of the agent arrived at `now`.

@@ -21,6 +21,7 @@ from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
 from spotfit.core.clock import Clock
+from spotfit.core.errors import JournalError
 from spotfit.host import log
 from spotfit.model.events import LeaderElected
 from spotfit.model.leader_state import LeaderState, NoRound
@@ -84,7 +85,8 @@ class HeadlessLeader:
         Returns the time of the next call, in seconds of the same clock as `now`, or None once the
         run has ended, its machines are released, and the settler waits for nothing. An earlier call
         is harmless. Blocks during calls of the bucket and the cloud. Raises `StoreError`, after
-        which it may be called again, and `JournalError`.
+        which it may be called again, and `JournalError`, also if the journal is missing for
+        `orphan_timeout_s`.
         """
         self._journal_writer.request_read()
         self._journal_writer.advance(now)
@@ -92,6 +94,7 @@ class HeadlessLeader:
         # The run's first entry is not written yet.
         if not isinstance(view, View):
             return now + _LEASE_POLL_S
+        self._check_is_present(view, now)
         if view.fit_end is not None and not self._end_handled:
             self._end_handled = True
             # Restart the lease timeout: the leader gets time to release its machines itself.
@@ -104,6 +107,18 @@ class HeadlessLeader:
         if wake is None and not self._settler.is_waiting:
             return None
         return min(now + _LEASE_POLL_S if wake is None else wake, self._settler.wake_at(now))
+
+    def _check_is_present(self, view: View, now: float) -> None:
+        """Raise `JournalError` if the journal is missing for as long as agents tolerate it."""
+        missing_since = self._journal_writer.missing_since
+        if missing_since is not None and now - missing_since > view.spec.timing.orphan_timeout_s:
+            raise JournalError(
+                f"The journal of the run {view.spec.name!r} is missing in {self._ledger.store.url} "
+                f"for {now - missing_since:.0f} s: it was deleted or replaced while the run was "
+                "active. Agents exit by themselves.",
+                do="Check with the tools of the backend that no machine is left. Call fit() again "
+                "to train from the beginning. Cancel a run before its directory is deleted.",
+            )
 
     def _supervise(self, view: View, now: float) -> float | None:
         if view.fit_end is not None and all(group.is_closed for group in view.groups.values()):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spotfit.control.background_calls import BackgroundCalls, BackgroundResult, retry_delay_s
+from spotfit.control.journal_presence import JournalPresence
 from spotfit.core.errors import AlreadyExistsError, StoreError
 from spotfit.ledger.journal import JournalPage, Ledger
 from spotfit.model.events import JournalEvent
@@ -50,6 +51,7 @@ class JournalWriter:
     def __init__(self, ledger: Ledger, background_calls: BackgroundCalls) -> None:
         self.ledger = ledger
         self._background_calls = background_calls
+        self._presence = JournalPresence(ledger, background_calls)
         self._pending: _PendingEntry | None = None
         self._has_read_to_end = False
         self._read_requested = True
@@ -80,14 +82,24 @@ class JournalWriter:
     def is_settled(self) -> bool:
         """Whether decisions may be made from `view`, and `write` may be called.
 
-        True if the journal was read to its end once, no entry of this process has an unknown
-        outcome, and no later entry is known to exist.
+        True if the journal was read to its end once and still exists, no entry of this process has
+        an unknown outcome, and no later entry is known to exist.
         """
         return (
             self._has_read_to_end
+            and self.missing_since is None
             and self._pending is None
             and self._highest_known_slot < self.ledger.journal_view.next_slot
         )
+
+    @property
+    def missing_since(self) -> float | None:
+        """Since when the journal of the active run is missing in the store; None if it exists.
+
+        In seconds of `Clock.now()`. It was deleted, or that of another run has its place: no entry
+        may be written.
+        """
+        return self._presence.missing_since
 
     @property
     def wake_at(self) -> float:
@@ -100,7 +112,7 @@ class JournalWriter:
             self._pending.in_flight or self._pending.slot_taken
         )
         must_read = self._must_read and not self._read_in_flight
-        return self._retry_at if must_offer or must_read else _NEVER
+        return min(self._retry_at if must_offer or must_read else _NEVER, self._presence.wake_at)
 
     def elapsed_s(self, now: float) -> float:
         """Return how long the fit has lasted at least, in seconds by monotonic clocks.
@@ -163,6 +175,7 @@ class JournalWriter:
         Raises `JournalError` if an entry cannot be decoded or does not fit.
         """
         self._advance(now)
+        self._presence.check_if_due(now)
         self.elapsed_s(now)  # at the time at which the entries were received
         error, self._store_error = self._store_error, None
         if error is not None:

@@ -676,6 +676,24 @@ class Ledger:
         """
         self._journal.create_entry(slot, body)
 
+    def has_journal(self, slot: int) -> bool:
+        """Whether the store has the journal of this run: its first entry, or that of `slot`.
+
+        False also if the first entry is of another run. `slot` is that of a recent entry: rules of
+        a bucket may have deleted the first one because of its age. Blocks; raises `StoreError`.
+        """
+        try:
+            run_id = read_run_id(self.store)
+        except JournalError:  # it exists, and its readers report why it cannot be decoded
+            return True
+        if run_id is not None:
+            return run_id == self.run_id
+        try:
+            self.store.get(keys.entry(slot))
+        except NotFoundError:
+            return False
+        return True
+
     def renew_lease(self) -> None:
         """Increment the counter in this process's lease object, to show that the leader is alive.
 

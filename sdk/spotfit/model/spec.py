@@ -65,7 +65,8 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # Longer than usual outages of a bucket or network; a reachable leader has replaced the node
     # before.
     orphan_timeout_s: float = 900.0
-    """An agent that can reach neither a leader nor the bucket for this time exits."""
+    """An agent that can reach neither a leader nor the bucket for this time exits, and any process
+    of a run whose journal is missing in the bucket for this time."""
     # A leader that has just died is replaced before, because its lease expires (`lease_timeout_s`).
     reach_timeout_s: float = 30.0
     """An agent that never joined exits if a leader that renews its lease does not answer for this

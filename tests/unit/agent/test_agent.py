@@ -1144,6 +1144,34 @@ def test_an_agent_with_a_leader_survives_any_bucket_outage() -> None:
     assert cluster.is_training
 
 
+def test_agents_exit_if_the_storage_of_their_run_was_deleted() -> None:
+    cluster = FakeCluster(timing=ORPHAN_TIMEOUT_20_S)
+    cluster.wait_for_round()
+    nodes = list(cluster.nodes.values())
+    cluster.bucket.objects.clear()
+    duration_s = cluster.advance_until(
+        lambda: all(node.has_exited for node in nodes), within_s=90.0
+    )
+    # The check within a minute, then the timeout.
+    assert 20.0 < duration_s < 85.0
+    assert all(node.agent.is_abandoned for node in nodes)
+    assert cluster.entries == [], "the journal may be that of another run by now"
+    assert len(cluster.nodes) == len(nodes)
+
+
+def test_agents_continue_if_the_storage_of_their_run_returns() -> None:
+    cluster = FakeCluster(timing=ORPHAN_TIMEOUT_20_S)
+    cluster.wait_for_round()
+    objects = dict(cluster.bucket.objects)
+    cluster.bucket.objects.clear()
+    cluster.advance(70.0)
+    cluster.bucket.objects.update(objects)
+    cluster.advance(20.0)
+    assert cluster.is_training
+    cluster.checkpoint(0, "c0")
+    cluster.advance_until(lambda: cluster.events_of(CheckpointCommitted))
+
+
 def test_an_agent_that_never_reads_its_run_exits_with_the_reason() -> None:
     cluster = FakeCluster()
     lost = cluster.boot(Token("t-1"), 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from spotfit.agent.ports import LeaderMessageReceived
 from spotfit.agent.roster import Roster
+from spotfit.core.ids import AgentId
 from spotfit.model.events import RankFailure
 from spotfit.model.topology import FeederAddress, SnapshotId, SnapshotShard
 from spotfit.protocol.agent_leader import AbortRound, ConnectionHeartbeat, Join
@@ -123,6 +125,14 @@ def test_a_lost_machine_is_forgotten() -> None:
     roster.forget(TOKEN, 1, B, now=1.0)
     assert (roster.last_agent_by_node, roster.disconnected_since) == ({(TOKEN, 0): A}, {})
     roster.forget(TOKEN, 7, None, now=1.0)  # one that never joined
+
+
+@pytest.mark.parametrize("agent", [B, None], ids=["replaced", "unusable"])
+def test_an_agent_that_exits_after_its_recorded_loss_is_not_awaited(agent: AgentId | None) -> None:
+    roster, _, _ = make_roster()
+    roster.forget(TOKEN, 1, agent, now=7.0)
+    assert roster.mark_disconnected(B, 8.0)
+    assert roster.disconnected_since == {}
 
 
 def test_disconnected_agents_count_as_stopped() -> None:

@@ -12,8 +12,9 @@ from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import JournalError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
+from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
 from spotfit.model.events import (
     CancelRequested,
@@ -102,6 +103,24 @@ def test_the_first_tick_claims_leadership_and_requests_machines() -> None:
     assert driver.view.leader is not None
     assert driver.view.leader.coordinator_address is None, "any agent may take over from it"
     assert harness.cloud.submitted_tokens == [TOKEN]
+
+
+def test_a_run_whose_journal_was_deleted_is_not_continued() -> None:
+    harness = start_run()
+    harness.write(AGENT_LEADS)
+    driver = harness.headless()
+    driver.tick(harness.clock.now())
+    for found in list(harness.store.list()):
+        harness.store.delete(found.key)
+    runs_until = harness.clock.now() + TIMING.orphan_timeout_s
+    while harness.clock.now() < runs_until:
+        harness.agent.renew_lease()
+        harness.run_leaders(driver, for_s=TIMING.lease_interval_s)
+    # The leader exits after that time. Nothing takes its place.
+    with pytest.raises(JournalError, match="deleted or replaced"):
+        harness.run_leaders(driver, for_s=100.0)
+    assert harness.cloud.submitted_tokens == []
+    assert [found.key for found in harness.store.list(keys.JOURNAL.rstrip("/"))] == []
 
 
 def test_without_a_run_the_leader_only_polls() -> None:

@@ -112,6 +112,20 @@ def test_a_writer_is_not_settled_before_the_journal_was_read_to_its_end() -> Non
     assert harness.writer.last_read_at == 0.1
 
 
+def test_nothing_is_decided_while_the_journal_is_missing() -> None:
+    harness = LeaderHarness()
+    deleted = {key: harness.store.get(key) for key in map(keys.entry, range(2))}
+    for key in deleted:
+        harness.store.delete(key)
+    harness.writer.advance(60.0)
+    assert harness.writer.missing_since == 60.0
+    assert not harness.is_settled()
+    for key, body in deleted.items():
+        harness.store.put(key, body)
+    harness.writer.advance(harness.writer.wake_at)
+    assert harness.is_settled()
+
+
 def test_a_read_requested_during_a_read_is_repeated() -> None:
     harness = LeaderHarness(slow=True)
     harness.writer.advance(0.0)

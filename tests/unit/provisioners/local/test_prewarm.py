@@ -109,6 +109,51 @@ def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarnes
     assert not local_cloud.root.path.exists()
 
 
+def test_prewarmed_machine_exits_although_a_fork_of_its_driver_runs(
+    local_cloud: LocalCloudHarness,
+) -> None:
+    """The fork has inherited the driver's end of the pipe."""
+    driver = (
+        "import os, signal, sys\n"
+        "from spotfit.core.ids import Token\n"
+        "from spotfit.model.group import GroupRequest\n"
+        "from spotfit_provisioners.local import prewarm\n"
+        "from spotfit_provisioners.local.provisioner import LocalProvisioner\n"
+        "local = LocalProvisioner(root=sys.argv[1])\n"
+        "plan = local.plan(GroupRequest(token=Token('t'), num_workers=1, total_workers=1))\n"
+        "with local.prewarm(plan, 'none'):\n"
+        "    fork = os.fork() or signal.pause()\n"
+        "    print(fork, *[one.process.pid for one in prewarm._unassigned], flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", driver, str(local_cloud.root.path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as requests:
+        assert requests.stdout is not None
+        fork, machine = map(int, requests.stdout.readline().split())
+        requests.send_signal(signal.SIGKILL)
+        requests.wait()
+        try:
+            wait_for_exit(machine)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+    assert not local_cloud.root.path.exists()
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_prewarmed_machine_waits_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    monkeypatch.setattr(prewarm, "MAX_WAIT_S", 0.0)
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end) as pipe, os.fdopen(write_end, "w") as driver:
+        if is_sent:
+            driver.write("/a/node\n")
+            driver.flush()
+        assert prewarm._wait_for_line(pipe.fileno(), processes.current_process()) is is_sent
+
+
 def test_prewarmed_machine_recreates_a_removed_root(
     local_cloud: LocalCloudHarness,
 ) -> None:

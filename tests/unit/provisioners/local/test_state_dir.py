@@ -3,14 +3,15 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spotfit.core.ids import RunId, Token
-from spotfit.host import memory
+from spotfit.host import memory, system
 from spotfit.model.group import NodeState
 from spotfit_provisioners.local.processes import ProcessIdentity, current_process
-from spotfit_provisioners.local.state_dir import LocalCloudDir, LocalGroup
+from spotfit_provisioners.local.state_dir import START_TIMEOUT_S, LocalCloudDir, LocalGroup
 
 DEAD = ProcessIdentity(os.getpid(), "1")
 
@@ -76,9 +77,64 @@ def test_exactly_one_machine_claims_a_node(root: LocalCloudDir) -> None:
     assert node.status().state == NodeState.RUNNING
 
 
+def test_node_that_is_never_started_is_gone_after_a_while(root: LocalCloudDir) -> None:
+    """Its submitter was killed between the creation of the group and the start of the machine."""
+    node = a_group(root).node(0)
+    long_ago_ns = (system.wall_ms() - int(START_TIMEOUT_S * 1000)) * 1_000_000
+    os.utime(node.path / "assignment", ns=(long_ago_ns, long_ago_ns))
+    assert node.status().state == NodeState.GONE
+    assert "not started within 20 s" in node.status().reason
+    node.renew_assignment()
+    assert node.status().state == NodeState.WAITING
+
+
+def test_node_whose_machine_never_served_has_failed(root: LocalCloudDir) -> None:
+    node = a_group(root).node(0)
+    node.output_path.write_text("killed\n")
+    node.mark_failed("its process ended")
+    assert (node.status().state, node.status().reason) == (
+        NodeState.FAILED,
+        "its process ended: killed",
+    )
+
+
+def test_directory_that_is_created_after_the_removal_is_no_waiting_node(
+    root: LocalCloudDir,
+) -> None:
+    """An agent that started late creates its scratch directory in that of its node."""
+    group = a_group(root)
+    with root.lock():
+        group.remove()
+    group.node(0).scratch_path.mkdir(parents=True)
+    assert group.node(0).status().state == NodeState.GONE
+
+
+@pytest.mark.parametrize("removes_group", [True, False], ids=["group", "node"])
+def test_record_that_is_written_during_the_removal_leaves_nothing(
+    root: LocalCloudDir, monkeypatch: pytest.MonkeyPatch, removes_group: bool
+) -> None:
+    """Another process observes the end of the machine that is being cancelled."""
+    group = a_group(root)
+    rmdir = os.rmdir
+
+    def observed_before(*args: Any, **options: Any) -> None:
+        group.node(0).mark_stopped()
+        rmdir(*args, **options)
+
+    monkeypatch.setattr(os, "rmdir", observed_before)
+    if removes_group:
+        with root.lock():
+            group.remove()
+        assert not (root.path / "run").exists()
+    else:
+        group.node(0).remove()
+        assert [node.number for node in group.nodes()] == [1]
+
+
 def test_cancelled_node_cannot_be_claimed(root: LocalCloudDir) -> None:
     group = a_group(root)
-    group.remove()
+    with root.lock():
+        group.remove()
     assert not group.node(0).claim(current_process())
     assert group.node(0).read_assignment() is None
     assert not (root.path / "run").exists()
@@ -118,7 +174,17 @@ def test_garbage_collection_keeps_used_directories(root: LocalCloudDir) -> None:
     assert root.machines() == [current_process()]
     assert group.exists
     root.remove_machine(current_process())
-    group.remove()
+    with root.lock():
+        group.remove()
+    root.collect_garbage()
+    assert not root.path.exists()
+
+
+def test_garbage_collection_removes_interrupted_submissions(root: LocalCloudDir) -> None:
+    """They contain the run key."""
+    draft = root.ensure().path / "run" / ".a" / "node-0"
+    draft.mkdir(parents=True)
+    (draft / "assignment").touch()
     root.collect_garbage()
     assert not root.path.exists()
 
