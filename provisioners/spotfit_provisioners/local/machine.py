@@ -36,7 +36,7 @@ from typing import Any
 from spotfit.core.errors import ConfigError
 from spotfit.fork_server.fork_client import ForkServerPool, RuntimeKey, build_worker_environment
 from spotfit.host import env, log
-from spotfit.host.process import set_process_name
+from spotfit.host.process import limit_exit, set_process_name
 from spotfit.provision.launch import AgentAssignment, AgentExitCode
 from spotfit_provisioners.local import machine_pool, prewarm
 from spotfit_provisioners.local.processes import (
@@ -265,4 +265,4 @@ class AssignmentServer:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(limit_exit(main(sys.argv[1:])))

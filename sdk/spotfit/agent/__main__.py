@@ -57,4 +57,4 @@ def _check(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(process.limit_exit(main(sys.argv[1:])))

@@ -212,6 +212,10 @@ _ABANDONED_WRITES_S = 3.0
 
 # While workers are being stopped or results written, check for completion ten times a second.
 _SHUTDOWN_POLL_S = 0.1
+# Killed processes end within milliseconds, or seconds if they have to free hundreds of gigabytes.
+# One that waits in the kernel for a file server or an accelerator never ends, and one that a fork
+# server which does not respond was to start never begins. The end of the machine ends both.
+_MAX_STOP_S = 30.0
 
 
 class Agent:
@@ -259,11 +263,15 @@ class Agent:
         self._report_sink = ReportSink(ledger, node_services.background_calls())
         self._write_until = math.inf
         """Until when the exit waits for writes to the bucket."""
+        self._stop_until: float | None = None
+        """Until when the exit waits for the end of processes; None before the exit."""
         self._is_prepared = False
         self._is_registered = False
         self._now = 0.0
         self.is_abandoned = False
         """Whether the agent exits because the journal does not (or no longer) list this node."""
+        self.has_processes_left = False
+        """Whether the agent exits although workers or a validation have not ended."""
         self.start_failure: StartFailure | None = None
         """Why the agent exits without ever having joined the run; None otherwise."""
         self.is_drained = False
@@ -603,10 +611,16 @@ class Agent:
     def _shut_down(self, now: float) -> float | None:
         """Stop workers, finish writes, and return None once nothing is left to do."""
         self._feeder.stop()
+        if self._stop_until is None:
+            self._stop_until = now + _MAX_STOP_S
         if self._round_participant.has_workers or self._validation.is_busy:
             self._round_participant.stop_workers()
             self._validation.stop()
-            return now + _SHUTDOWN_POLL_S
+            if now < self._stop_until:
+                return now + _SHUTDOWN_POLL_S
+            self.has_processes_left = True
+            log.error("agent.processes_left", reason=f"not ended within {_MAX_STOP_S:.0f} s")
+            return None
         if self.is_abandoned and self._write_until == math.inf:
             self._write_until = now if self._is_orphaned() else now + _ABANDONED_WRITES_S
         if self._report_sink.has_unwritten and now < self._write_until:

@@ -203,6 +203,8 @@ def _run_agent(
         scratch=node.scratch,
     )
     _tick_until_done(agent, node.loop, node.transport, notice_sources)
+    if agent.has_processes_left:
+        worker_pool.kill_fork_server()
     log.info(
         "agent.exited", agent=node.agent_id, abandoned=agent.is_abandoned, drained=agent.is_drained
     )

@@ -227,6 +227,17 @@ class ProcessLauncher:
             child.kill()
         self.cancel_pending()
 
+    def kill_fork_server(self) -> None:
+        """End the fork server, if there is one, with its children. Blocks for some seconds at most.
+
+        The pool starts another one for the next run.
+        """
+        if self._fork_server is not None:
+            log.warning("fork_server.unresponsive", pid=self._fork_server.pid)
+            server = self._fork_server
+            self.detach()
+            server.kill()
+
     def detach(self) -> None:
         """Stop reading from the fork server, which stays in its pool for the next run.
 

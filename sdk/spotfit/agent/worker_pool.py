@@ -258,6 +258,13 @@ class ProcessWorkerPool:
         self.cancel_uploads()
         self._launcher.close()
 
+    def kill_fork_server(self) -> None:
+        """End the fork server, which has not reported the end of killed processes.
+
+        The next run on this machine must not wait for one that does not respond.
+        """
+        self._launcher.kill_fork_server()
+
     def detach(self) -> None:
         """Stop reading from the fork server, which stays in its pool for the next run.
 

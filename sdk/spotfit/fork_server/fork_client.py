@@ -44,6 +44,8 @@ _AGENT_VARIABLES = {*_LAUNCH_VARIABLES, *(setting.name for setting in _AGENT_SET
 _ARROW_MALLOC = "JE_ARROW_MALLOC_CONF"
 # Imports that kill the server twice will do so again: children are spawned instead.
 _MAX_FAILED_STARTS = 2
+# A process that waits in the kernel, such as for a file server, ends only afterwards.
+_KILL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,10 @@ class ForkServerClient:
     def kill(self) -> None:
         """End the fork server and all its children, and close its socket.
 
-        Blocks until the server has ended, usually for less than 0.2 s. Idempotent.
+        Blocks until the server has ended, usually for less than 0.2 s; for seconds if it waits in
+        the kernel and cannot be killed. Idempotent.
         """
+        self._is_closed = True
         with contextlib.suppress(OSError):
             # At the end of its socket the server kills its children's groups, then exits.
             self.control.shutdown(socket.SHUT_RDWR)
@@ -209,7 +213,8 @@ class ForkServerClient:
             self._process.wait(timeout=0.2)
         except subprocess.TimeoutExpired:  # it is in an import and does not read its socket
             process.kill(self.pid)
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_KILL_TIMEOUT_S)
         self.control.close()
 
 

@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 STACK_DUMP_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 3) - 3
@@ -32,6 +34,8 @@ _PROCESS_STATES = {
 }
 _ZOMBIE_STATES = ("Z", "X")
 _PF_EXITING = 0x4  # include/linux/sched.h
+# Exit handlers and calls that return take less: the request of a bucket times out after 10 s.
+_EXIT_TIMEOUT_S = 15.0
 # Constants of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -49,6 +53,23 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
     # The parent may have died before prctl() took effect; then no signal will come.
     if os.getppid() != parent:
         os._exit(128 + sig)  # the exit code that shells report for this signal
+
+
+def limit_exit(code: int, *, timeout_s: float = _EXIT_TIMEOUT_S) -> int:
+    """Return `code`, and end this process with it if it has not ended after `timeout_s` seconds.
+
+    Called directly before `sys.exit`: the interpreter waits without a limit for threads that hang
+    in a call of a file system or a client library, and a machine whose process does not end is
+    paid.
+    """
+
+    def end() -> None:
+        time.sleep(timeout_s)
+        os._exit(code)
+
+    # It runs until the other threads were joined and the exit handlers have returned.
+    threading.Thread(target=end, name="spotfit-exit", daemon=True).start()
+    return code
 
 
 def set_process_name(name: str) -> None:

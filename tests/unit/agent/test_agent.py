@@ -191,6 +191,21 @@ def test_workers_that_survive_a_kill_cost_the_machine_but_not_the_run() -> None:
     assert stuck.agent.is_abandoned
 
 
+def test_an_agent_exits_although_its_workers_do_not_end() -> None:
+    """Nothing may end the machine of an agent whose run has ended, if the backend waits for it."""
+    cluster = FakeCluster()
+    cluster.wait_for_round()
+    stuck = list(cluster.nodes.values())
+    for node in stuck:
+        node.worker_pool.survives_kill = True
+    cluster.cancel()
+    cluster.advance_until(lambda: cluster.view.fit_end)
+    cluster.advance(25.0)
+    assert not any(node.has_exited for node in stuck)
+    cluster.advance_until(lambda: all(node.has_exited for node in stuck), within_s=60.0)
+    assert all(node.agent.has_processes_left for node in stuck)
+
+
 def break_environment(node: FakeNode) -> None:
     node.worker_pool.break_environment(
         WorkerRaised(

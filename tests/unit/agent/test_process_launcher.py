@@ -58,6 +58,7 @@ class FakeForkServer:
         self._messages: list[FromForkServer] | None = None
         self.forked: list[ChildKind] = []
         self.reads = 0
+        self.pid = 1
 
     def fork(self, kind: ChildKind, _descriptors: tuple[int, ...]) -> int:
         self.forked.append(kind)
@@ -73,6 +74,9 @@ class FakeForkServer:
             self.control.recv(1, socket.MSG_DONTWAIT)
         self.reads += 1
         return self._messages
+
+    def kill(self) -> None:
+        self.is_alive = False
 
     def close(self) -> None:
         self.control.close()
@@ -172,6 +176,15 @@ def test_only_queued_launches_of_the_kind_are_cancelled(launched: Launched) -> N
     launched.until(lambda: launched.exits == ["was killed by SIGKILL"])
     launched.prepare()
     assert launched.fork_servers.started[-1].forked == ["uploader"]
+
+
+def test_a_killed_fork_server_is_not_used_again(launched: Launched) -> None:
+    launched.prepare()
+    launched.launch("worker")
+    launched.launcher.kill_fork_server()
+    launched.launcher.kill_fork_server()  # there is none
+    launched.launch("worker")
+    assert [server.forked for server in launched.fork_servers.started] == [["worker"]] * 2
 
 
 def test_closing_cancels_all_queued_launches(launched: Launched) -> None:

@@ -1,6 +1,8 @@
 """ForkServerClient and ForkServerPool: fork, replace, evict."""
 
+import os
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -195,6 +197,17 @@ def test_a_killed_server_leaves_no_process(pool: ForkServerPool) -> None:
     pool.close()
     assert not server.is_alive
     assert not process.exists(server.pid)
+
+
+def test_a_server_that_does_not_respond_is_replaced_once_it_is_killed(
+    pool: ForkServerPool,
+) -> None:
+    server = start_server(pool)
+    receive(server, ForkServerReady)
+    os.kill(server.pid, signal.SIGSTOP)
+    server.kill()
+    assert not process.exists(server.pid)
+    assert start_server(pool) is not server
 
 
 def test_a_server_that_sends_an_invalid_packet_is_killed(

@@ -107,6 +107,21 @@ def test_a_process_whose_parent_has_ended_exits_at_once() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGKILL
 
 
+@pytest.mark.parametrize("is_hanging", [True, False])
+def test_a_process_ends_although_a_thread_hangs(is_hanging: bool) -> None:
+    program = (
+        "import atexit, sys, threading\n"
+        "from spotfit.host.process import limit_exit\n"
+        "atexit.register(print, 'exited')\n"
+        f"threading.Thread(target=threading.Event().wait, daemon={not is_hanging}).start()\n"
+        f"sys.exit(limit_exit(7, timeout_s={0.1 if is_hanging else 1000.0}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "" if is_hanging else "exited\n")
+
+
 def test_thread_count_is_positive() -> None:
     assert process.thread_count() >= 1
 
