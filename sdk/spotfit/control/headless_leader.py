@@ -88,13 +88,13 @@ class HeadlessLeader:
         which it may be called again, and `JournalError`, also if the journal is missing for
         `orphan_timeout_s`.
         """
+        self._check_is_present(now)  # first: reads of a deleted bucket raise another error
         self._journal_writer.request_read()
         self._journal_writer.advance(now)
         view = self._ledger.journal_view
         # The run's first entry is not written yet.
         if not isinstance(view, View):
             return now + _LEASE_POLL_S
-        self._check_is_present(view, now)
         if view.fit_end is not None and not self._end_handled:
             self._end_handled = True
             # Restart the lease timeout: the leader gets time to release its machines itself.
@@ -108,10 +108,13 @@ class HeadlessLeader:
             return None
         return min(now + _LEASE_POLL_S if wake is None else wake, self._settler.wake_at(now))
 
-    def _check_is_present(self, view: View, now: float) -> None:
+    def _check_is_present(self, now: float) -> None:
         """Raise `JournalError` if the journal is missing for as long as agents tolerate it."""
         missing_since = self._journal_writer.missing_since
-        if missing_since is not None and now - missing_since > view.spec.timing.orphan_timeout_s:
+        if missing_since is None:
+            return
+        view = self.view
+        if now - missing_since > view.spec.timing.orphan_timeout_s:
             raise JournalError(
                 f"The journal of the run {view.spec.name!r} is missing in {self._ledger.store.url} "
                 f"for {now - missing_since:.0f} s: it was deleted or replaced while the run was "

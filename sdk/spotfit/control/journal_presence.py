@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from spotfit.control.background_calls import BackgroundCalls
+from spotfit.core.errors import StorePermissionError, TransientStoreError
 from spotfit.host import log
 from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
@@ -35,8 +36,9 @@ class JournalPresence:
     def check_if_due(self, now: float) -> None:
         """Start a check that is due, and collect the result of the one in progress.
 
-        Nothing is checked before the first entry was read, and after the end of the fit. A check
-        that fails shows nothing.
+        Nothing is checked before the first entry was read, and after the end of the fit. An error
+        that may end by itself shows nothing; others, such as a deleted bucket, mean that it is
+        missing.
         """
         view = self._ledger.journal_view
         if not isinstance(view, View) or view.fit_end is not None:
@@ -51,14 +53,15 @@ class JournalPresence:
         self._is_checking = result is None
         if result is None:
             return
+        may_be_present = isinstance(result.error, (TransientStoreError, StorePermissionError))
         if result.error is None and result.value:
             self.missing_since, self._last_slot = None, view.next_slot - 1
-        elif result.error is None and self.missing_since is None:
+        elif not may_be_present and self.missing_since is None:
             self.missing_since = now
             log.error(
                 "journal.missing",
                 url=self._ledger.store.url,
-                reason="the journal of the active run was deleted or replaced",
+                reason=str(result.error or "that of the active run was deleted or replaced"),
                 do="restore the directory, or cancel a run before its directory is deleted",
             )
         is_missing = self.missing_since is not None

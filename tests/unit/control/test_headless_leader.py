@@ -12,7 +12,7 @@ from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import JournalError, TransientStoreError
+from spotfit.core.errors import JournalError, StoreError, TransientStoreError
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -121,6 +121,22 @@ def test_a_run_whose_journal_was_deleted_is_not_continued() -> None:
         harness.run_leaders(driver, for_s=100.0)
     assert harness.cloud.submitted_tokens == []
     assert [found.key for found in harness.store.list(keys.JOURNAL.rstrip("/"))] == []
+
+
+def test_the_end_of_a_run_in_a_deleted_bucket_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = start_run()
+    driver = harness.headless()
+    driver.tick(100.0)
+
+    def get(_key: str) -> bytes:
+        raise StoreError("The bucket does not exist.")
+
+    monkeypatch.setattr(harness.store, "get", get)
+    for now in (160.0, 160.0 + TIMING.orphan_timeout_s):
+        with pytest.raises(StoreError):
+            driver.tick(now)
+    with pytest.raises(JournalError, match="deleted or replaced"):
+        driver.tick(161.0 + TIMING.orphan_timeout_s)
 
 
 def test_without_a_run_the_leader_only_polls() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_presence import JournalPresence
-from spotfit.core.errors import TransientStoreError
+from spotfit.core.errors import StoreError, StorePermissionError, TransientStoreError
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -17,13 +17,13 @@ from tests.unit.control.fake_provisioner import DeferredCalls
 
 
 class OutageStore(MemoryStore):
-    """A store that cannot be read while `is_down`."""
+    """A store whose reads fail on demand."""
 
-    is_down = False
+    error: StoreError | None = None
 
     def get(self, key: str) -> bytes:
-        if self.is_down:
-            raise TransientStoreError("no answer")
+        if self.error is not None:
+            raise self.error
         return super().get(key)
 
 
@@ -92,15 +92,23 @@ def test_an_undecodable_entry_is_not_missing() -> None:
     assert run.missing_since(60.0) is None
 
 
-def test_an_outage_shows_nothing() -> None:
+@pytest.mark.parametrize("error", [TransientStoreError, StorePermissionError])
+def test_an_outage_shows_nothing(error: type[StoreError]) -> None:
     run = WatchedRun()
-    run.store.is_down = True
+    run.store.error = error("no answer")
     assert run.missing_since(60.0) is None
-    run.store.is_down = False
+    run.store.error = None
     run.delete(0, 1)
     assert run.missing_since(120.0) == 120.0
-    run.store.is_down = True
+    run.store.error = error("no answer")
     assert run.missing_since(125.0) == 120.0
+
+
+def test_a_journal_of_a_deleted_bucket_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    run = WatchedRun()
+    run.store.error = StoreError("The bucket does not exist.")
+    assert run.missing_since(60.0) == 60.0
+    assert "journal.missing" in caplog.messages
 
 
 def test_nothing_is_checked_after_the_end_of_the_fit() -> None:
