@@ -96,7 +96,8 @@ class MachineTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     waiting_ms: int | None = None
     """It did not run then, and all attempts before are recorded."""
     unseen_until_ms: int | None = None
-    """Between the recorded attempts and then, the backend may have started others."""
+    """Between the recorded attempts and then, the backend may have started others. Without
+    `started_ms`, none of them is known to run."""
     is_unbilled: bool = False
     """Whether it ended without having started."""
     may_be_restarted: bool = False
