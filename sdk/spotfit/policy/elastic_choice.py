@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotfit.core.ids import Token
 from spotfit.core.units import format_count
@@ -69,6 +69,8 @@ class ElasticOffer:
     """Whether machines of it are requested, or run."""
     request_due_s: float = 0.0
     """When it may be requested again; only compared with that of other offers."""
+    is_paused: bool = False
+    """Whether it has granted too few machines for a move, see `incomplete_moves`."""
 
     @property
     def is_spot(self) -> bool:
@@ -129,8 +131,12 @@ def observe_offer(
     offer: Offer,
     offer_state: OfferState,
     waiting: AbstractSet[Token],
+    is_paused: bool = False,
 ) -> ElasticOffer:
-    """Return the offer with its machines; `waiting` are the groups that count as refused."""
+    """Return the offer with its machines; `waiting` are the groups that count as refused.
+
+    With `is_paused` the offer counts as refused, and is not requested.
+    """
     name = offer.name
     started, requested, in_group, training = 0, 0, 0, 0
     leaving = _leaving_nodes(view, state)
@@ -145,7 +151,7 @@ def observe_offer(
         training += slots * _trains(view, state, token, node)
     return ElasticOffer(
         name=name,
-        state=offer_state,
+        state=replace(offer_state, refused_s=0.0) if is_paused else offer_state,
         network=offer.network,
         started=started,
         requested=requested,
@@ -154,6 +160,7 @@ def observe_offer(
         limited_s=_limited_s(view, state, name, waiting),
         is_requested=any(one.offer == name for one in view.market.requests.values()),
         request_due_s=offer_request_due_s(view, name),
+        is_paused=is_paused,
     )
 
 
@@ -497,7 +504,7 @@ def _standing_offer(wanted: Sequence[ElasticOffer]) -> str:
     A request that waits is kept; otherwise the offers are requested in turn, the cheapest first.
     """
     first = min(
-        wanted,
+        (one for one in wanted if not one.is_paused),
         key=lambda one: (not one.is_requested, one.request_due_s, one.state.usd_per_hour),
         default=None,
     )
