@@ -25,6 +25,7 @@ from spotfit.core.units import format_seconds
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market
 from spotfit.model.view import View
+from spotfit.policy.capacity import workers_to_move
 from spotfit.policy.request_backoff import move_due_s, release_jitter
 
 
@@ -85,19 +86,18 @@ def _incomplete_since_s(view: View, offer: str) -> float | None:
 
 
 def _is_complete(view: View, offer: str) -> bool:
-    """Whether enough machines run for a move to the offer.
+    """Whether enough machines run for a move to the offer, with those of the other chosen offers.
 
-    With those of the other chosen offers as many as the round has, as `preemption` requires; a
-    standing request replaces all machines.
+    A standing request replaces all machines.
     """
     opened, choice = view.market.round, view.market.choice
     assert opened is not None
     assert choice is not None
-    is_chosen = offer in choice.workers
-    offers, needed = ([*choice.workers], opened.workers) if is_chosen else ([offer], None)
+    offers, needed = [offer], view.spec.max_workers
+    if offer in choice.workers:
+        offers, needed = [*choice.workers], workers_to_move(view, opened.workers)
     nodes = [one for name in offers for one in _started(view, _nodes_of(view, name))]
-    slots = sum(view.groups[token].plan.slots_per_node for token, _ in nodes)
-    return slots >= (view.spec.max_workers if needed is None else needed)
+    return sum(view.groups[token].plan.slots_per_node for token, _ in nodes) >= needed
 
 
 def _nodes_of(view: View, offer: str) -> list[tuple[Token, int]]:

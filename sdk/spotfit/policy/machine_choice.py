@@ -84,7 +84,7 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         chosen = _choose_one_offer(view, state, goal, others or candidates, now)
     if not incomplete:
         return chosen
-    reason = f"{chosen.reason}; {why}"
+    reason = f"{why}; {chosen.reason}"
     return replace_struct(chosen, incomplete_offer=incomplete, reason=reason)
 
 

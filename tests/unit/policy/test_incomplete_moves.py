@@ -20,6 +20,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.leader_state import NoRound
 from spotfit.model.offer import Offer
+from spotfit.policy.incomplete_moves import is_move_paused
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.policy.request_backoff import move_due_s, release_jitter
 from spotfit.testing.builders import a_notice, an_agent_id
@@ -30,12 +31,12 @@ LIMIT_S = 900.0 * (1 + release_jitter(OfferedRun().view) / 2)
 ON_SPOT, ON_ON_DEMAND = {"spot": 2}, {"on-demand": 2}
 
 
-def training_on_demand(**fields: Any) -> OfferedRun:
+def training_on_demand(nodes: int = 2, **fields: Any) -> OfferedRun:
     """A run that trains on demand since 110 s."""
     run = OfferedRun(**fields)
     run.choose(0, "on-demand")
-    run.request(0, "t-1", ON_DEMAND)
-    run.connect("t-1")
+    run.request(0, "t-1", ON_DEMAND, nodes=nodes)
+    run.connect("t-1", nodes=nodes)
     run.train(100)
     return run
 
@@ -84,10 +85,19 @@ def test_a_move_ends_after_a_timeout_from_the_first_start() -> None:
     assert_ends_after(a_move(), 300)
 
 
+def test_later_starts_and_further_reports_do_not_extend_the_time() -> None:
+    run = training_on_demand(3, workers=(3, 3))
+    run.choose(200, "spot")
+    run.request(200, "t-2", SPOT, nodes=3)
+    for at_s, node in [(300, 0), (700, 1), (800, 0)]:
+        start(run, at_s, "t-2", node)
+    assert choose(run, 300 + LIMIT_S + 1).incomplete_offer == "spot"
+
+
 def test_the_reason_names_the_offer_and_the_limit() -> None:
     reason = choose(a_move(), 2000).reason
     limit = format_seconds(LIMIT_S)
-    assert reason.endswith(f"; spot has granted only a part of the machines for more than {limit}")
+    assert reason.startswith(f"spot has granted only a part of the machines for more than {limit};")
 
 
 def test_each_leader_ends_it_at_the_same_time() -> None:
@@ -117,6 +127,7 @@ def test_a_refused_replacement_counts_from_the_loss() -> None:
     lose(run, 5000, "t-2", 1)
     run.refuse(5010, "t-3", SPOT)
     run.refuse(5100, "t-4", SPOT)
+    lose(run, 5200, "t-2", 0, machine_returned=True)
     assert_ends_after(run, 5000)
 
 
@@ -220,6 +231,21 @@ def test_an_elastic_group_releases_a_part_that_cannot_replace_the_round(
         assert ("spot" in chosen.workers, chosen.standing_offer) == (False, "")
 
 
+@pytest.mark.parametrize(
+    ("workers", "ends"), [({"spot": 1, "on_demand": 3}, True), ({"spot": 4}, False)]
+)
+def test_on_demand_machines_that_are_chosen_are_needed_for_a_move(
+    workers: dict[str, int], ends: bool
+) -> None:
+    """Two workers train; two of four spot machines run."""
+    run = training_on_demand(workers=(1, 4), deadline_ms=T0_MS + 90_000_000, training_time_s=3600.0)
+    run.bill(110, "t-1", started_s=50)
+    run.choose_workers(200, **workers)
+    run.request(200, "t-2", SPOT, nodes=workers["spot"])
+    run.bill(300, "t-2", started_s=300, nodes=min(2, workers["spot"]))
+    assert (choose(run, 2000).incomplete_offer == "spot") == ends
+
+
 def test_an_elastic_group_that_trains_on_the_offer_has_a_part_of_it() -> None:
     run = OfferedRun(workers=(1, 2))
     run.choose(0, "spot")
@@ -298,3 +324,14 @@ def test_only_a_round_on_its_machines_alone_resets_the_pause(
         run.connect(f"t-{n + 5}", first=n + 5, nodes=1)
     run.train(2800)
     assert (move_due_s(run.view, "spot") == 0.0) == is_reset
+
+
+def test_an_offer_whose_machines_are_in_the_last_round_is_not_paused() -> None:
+    run = after_an_end()
+    run.members.pop()
+    run.request(2010, "t-3", SPOT, nodes=1)
+    run.connect("t-3", first=3, nodes=1)
+    run.train(2020)
+    assert move_due_s(run.view, "spot") > 2040
+    assert not is_move_paused(run.view, run.state(2040), "spot")
+    assert is_move_paused(after_an_end().view, run.state(2040), "spot")
