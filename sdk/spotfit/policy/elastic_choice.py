@@ -37,7 +37,7 @@ from spotfit.model.group import NodeState, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus, Training
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
-from spotfit.policy.capacity import has_machines, nodes_of_offer
+from spotfit.policy.capacity import nodes_of_offer
 from spotfit.policy.deadline import DeadlineState, pays_to_return
 from spotfit.policy.elastic_deadline import ElasticState, GroupSizes, choose_group_sizes
 from spotfit.policy.idle_machines import MAX_REPEATED_SHARE
@@ -169,10 +169,12 @@ def is_in_network(view: View, state: LeaderState, offer: Offer) -> bool:
 
     On-demand machines of other networks always count: the whole group may move to them.
     """
+    # Also machines that boot: they are reported to run one group after the other, and the network
+    # must not change in between.
     networks = {
         view.network_of(token)
         for token in view.market.requests
-        if view.groups[token].active_nodes and has_machines(state, token)
+        if any(_has_started(view, state, token, one) for one in view.groups[token].active_nodes)
     } - {""}
     network = view.network if view.network in networks else min(networks, default="")
     return offer.market is Market.ON_DEMAND or not network or offer.network in ("", network)
