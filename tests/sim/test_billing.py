@@ -9,7 +9,12 @@ import pytest
 from spotfit.model.events import MachinesObserved
 from spotfit.model.spec import FeederSpec
 from spotfit.model.usage import bill_of
-from spotfit_localsim.virtual.scenario_library import dataset_scenario, plain, spot_storm
+from spotfit_localsim.virtual.scenario_library import (
+    dataset_scenario,
+    plain,
+    random_scenario,
+    spot_storm,
+)
 from spotfit_localsim.virtual.simulation import SimWorld
 from tests.sim.results import simulated
 
@@ -44,6 +49,11 @@ def test_without_times_the_bill_is_within_the_observation_interval_and_the_lag()
 def test_without_times_the_wait_for_a_restart_is_not_certain() -> None:
     """No leader records that the machine was lost before its next agent trains."""
     assert simulated(dataset_scenario(23), 23).violation is None
+
+
+def test_without_times_a_restart_without_a_leader_is_in_the_maximum() -> None:
+    """The machine was restarted and lost before the next leader observed it."""
+    assert simulated(random_scenario(720013), 720013).violation is None
 
 
 def test_a_run_without_losses_has_few_entries_about_its_machines() -> None:

@@ -217,3 +217,8 @@ def test_a_run_on_adversarial_markets_of_two_networks(seed: int) -> None:
     result = simulate(scenario, seed)
     assert {one.region for one in scenario.cost.offers} == {"sim-east", "sim-west"}
     assert result.network_changes > 0
+
+
+def test_machines_that_boot_do_not_change_the_offers_of_an_elastic_run() -> None:
+    """Machines of two networks are reported to run one group after the other."""
+    assert simulate(network_scenario(730003), 730003).violation is None

@@ -547,6 +547,16 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
     assert record.finished_at_s <= record.deadline_s
 
 
+@pytest.mark.parametrize(("seed", "offer"), [(60027, "spot-d"), (720031, "spot-b")])
+def test_a_move_to_spot_machines_of_which_a_part_is_granted_ends(seed: int, offer: str) -> None:
+    """60027: the zone has one machine of two, for as long as the run takes. 720031: a group of six,
+    of which the standing request is granted one."""
+    result = simulated(deadline_scenario(seed), seed)
+    assert result.violation is None
+    choices = [one.event for one in result.entries if isinstance(one.event, MachinesChosen)]
+    assert {one.incomplete_offer for one in choices} == {"", offer}
+
+
 @pytest.mark.parametrize("seed", [50, 351])
 def test_deadline_is_kept_on_an_adversarial_market(seed: int) -> None:
     """Spot machines that are lost directly after their start, and a wrong clock of each machine."""

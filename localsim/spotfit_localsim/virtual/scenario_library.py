@@ -1057,6 +1057,8 @@ _HOURLY_TIMING = RunTiming(
     observe_interval_s=10.0,
     journal_poll_interval_s=10.0,
     round_fill_timeout_s=20.0,
+    # With the random part, and the release, shorter than `CostBounds.unused_s`.
+    partial_capacity_timeout_s=300.0,
     price_interval_s=60.0,
 )
 

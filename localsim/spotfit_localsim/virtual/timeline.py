@@ -188,4 +188,5 @@ def _describe_machine_event(event: MachineEvent) -> str:
 def _describe_times(times: MachineTimes) -> str:
     started = f" started {times.started_ms}" if times.started_ms else ""
     ended = f" ended {times.ended_ms}" if times.ended_ms else ""
-    return started + ended or " unbilled"
+    unseen = f" unseen until {times.unseen_until_ms}" if times.unseen_until_ms else ""
+    return started + ended + unseen or " unbilled"

@@ -267,7 +267,9 @@ def _format_machine_event(event: MachineEvent) -> str:
 def _format_machine_times(times: list[MachineTimes]) -> str:
     started = sum(one.started_ms is not None for one in times)
     ended = sum(one.ended_ms is not None or one.is_unbilled for one in times)
-    counts = [(started, "started"), (ended, "ended")]
+    # With a start it is the time before that start.
+    unseen = sum(one.unseen_until_ms is not None and one.started_ms is None for one in times)
+    counts = [(started, "started"), (ended, "ended"), (unseen, "may have run unobserved")]
     return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 

@@ -96,7 +96,8 @@ class MachineTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     waiting_ms: int | None = None
     """It did not run then, and all attempts before are recorded."""
     unseen_until_ms: int | None = None
-    """Between the recorded attempts and then, the backend may have started others."""
+    """Between the recorded attempts and then, the backend may have started others. Without
+    `started_ms`, none of them is known to run."""
     is_unbilled: bool = False
     """Whether it ended without having started."""
     may_be_restarted: bool = False
@@ -423,13 +424,17 @@ class MachinesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="machines_ch
     standing_offer: str = ""
     """An offer that is refused at present, and requested as well because the run would move to it;
     '' if there is none."""
+    incomplete_offer: str = ""
+    """An offer to which the run would have moved, but which has granted only a part of the machines
+    for too long; '' if there is none. That part is released, and the move is paused."""
     reason: str = ""
 
 
 class MachinesObserved(msgspec.Struct, frozen=True, kw_only=True, tag="machines_observed"):
     """The leader has observed that machines were started, or have ended.
 
-    For the bill only (docs/decisions/0059). Groups that are unknown, or settled already, are
+    For the bill (docs/decisions/0059), and for moves of which a part of the machines is granted
+    (docs/decisions/0084). Groups that are unknown, or settled already, are
     ignored: after the end of a fit, several processes may record the same ends.
     """
 

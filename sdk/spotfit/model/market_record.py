@@ -7,7 +7,7 @@ machines are compared. Only starts are measured by the storage's clock as well, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +22,8 @@ from spotfit.model.events import (
     GroupWaiting,
     JournalEvent,
     MachinesChosen,
+    MachinesObserved,
+    MachineTimes,
     NodeLost,
     PricesChanged,
     RoundClosed,
@@ -46,6 +48,13 @@ class OfferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When the last of them was refused."""
     final_refusal: str = ""
     """The reason of a refusal that a new request is likely to meet as well; '' if there is none."""
+    lost_at_s: float = 0.0
+    """When a machine of it was last lost and not restarted by its backend."""
+    incomplete_moves: int = 0
+    """How often a move to it was ended because it had granted only a part of the machines, since
+    the last round on its machines alone."""
+    incomplete_at_s: float = 0.0
+    """When the last of these moves was ended."""
     running_s: float = 0.0
     """How long rounds have run on its machines."""
     losses: int = 0
@@ -80,6 +89,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When the backend gave no reason any more; None if it never gave one."""
     granted_ms: int | None = None
     """The same by the storage's clock; None if that is not known."""
+    started_s: Mapping[int, float] = {}
+    """Since when each machine, by its index in the group, runs without having been in a round; one
+    that its backend restarts keeps its first time."""
     has_trained: bool = False
     """Whether a round has called the training function on its machines."""
     is_unusable: bool = False
@@ -180,8 +192,11 @@ def fold_market(
     `at_ms` is when it was written, by the storage's clock; None if its author may not know that.
     """
     match event:
-        case MachinesChosen():
-            return replace(record, choice=event)
+        case MachinesChosen(incomplete_offer=name):
+            record = replace(record, choice=event)
+            return _count_incomplete_move(record, name, elapsed_s) if name else record
+        case MachinesObserved(times=times):
+            return _start_machines(record, times, elapsed_s)
         case PricesChanged(offers=offers):
             changed = {offer.name: offer.price for offer in offers}
             return replace(record, prices={**record.prices, **changed})
@@ -198,11 +213,8 @@ def fold_market(
                 if known is not None and known.waiting_since_s is not None:
                     record = _refuse(record, one, elapsed_s, "")
             return _without_requests(record, [token, *others])
-        case NodeLost(is_unusable=True, token=token):
-            return _refuse(_mark_unusable(record, token, elapsed_s), token, elapsed_s, "")
-        case NodeLost(agent=None, token=token) | NodeLost(is_unused=True, token=token):
-            # A machine that was lost while it booted has trained nothing, like one refused.
-            return _refuse(record, token, elapsed_s, "")
+        case NodeLost():
+            return _lose_node(record, event, elapsed_s)
         case RoundOpened():
             return _open_round(record, event)
         case TrainingFunctionStarted(startup_s=startup_s) if record.round is not None:
@@ -210,7 +222,7 @@ def fold_market(
         case CheckpointCommitted():
             return _commit(record, event)
         case RoundClosed() if record.round is not None:
-            return _close_round(record, record.round, event)
+            return _close_round(record, record.round, event, elapsed_s)
         case _:
             return record
 
@@ -226,6 +238,36 @@ def _plan(
         planned_ms=at_ms,
     )
     return replace(record, requests={**record.requests, request.token: planned})
+
+
+def _count_incomplete_move(record: MarketRecord, offer: str, elapsed_s: float) -> MarketRecord:
+    before = record.record_of(offer)
+    after = replace(before, incomplete_moves=before.incomplete_moves + 1, incomplete_at_s=elapsed_s)
+    return _with_offer(record, offer, after)
+
+
+def _start_machines(
+    record: MarketRecord, times: Mapping[Token, Sequence[MachineTimes]], elapsed_s: float
+) -> MarketRecord:
+    requests = dict(record.requests)
+    for token in times.keys() & requests.keys():
+        started = {one.node: elapsed_s for one in times[token] if one.started_ms is not None}
+        before = requests[token]
+        requests[token] = replace(before, started_s={**started, **before.started_s})
+    return replace(record, requests=requests)
+
+
+def _lose_node(record: MarketRecord, event: NodeLost, elapsed_s: float) -> MarketRecord:
+    request = record.requests.get(event.token)
+    if event.is_unusable:
+        record = _mark_unusable(record, event.token, elapsed_s)
+    # A machine that was lost while it booted has trained nothing, like one refused.
+    if event.is_unusable or event.is_unused or event.agent is None:
+        record = _refuse(record, event.token, elapsed_s, "")
+    if request is None or not request.offer or event.machine_returned:
+        return record
+    after = replace(record.record_of(request.offer), lost_at_s=elapsed_s)
+    return _with_offer(record, request.offer, after)
 
 
 def _mark_unusable(record: MarketRecord, token: Token, elapsed_s: float) -> MarketRecord:
@@ -283,9 +325,16 @@ def _without_requests(record: MarketRecord, tokens: Sequence[Token]) -> MarketRe
 
 def _open_round(record: MarketRecord, event: RoundOpened) -> MarketRecord:
     tokens = tuple(dict.fromkeys(one.token for one in event.round.assignments))
-    for offer in _offers_of(record, tokens):
+    offers = _offers_of(record, tokens)
+    for offer in offers:
+        before = record.record_of(offer)
         granted = replace(
-            record.record_of(offer), refusals=0, refused_since_s=None, final_refusal=""
+            before,
+            refusals=0,
+            refused_since_s=None,
+            final_refusal="",
+            # A round beside machines of other offers does not need all machines of this one.
+            incomplete_moves=before.incomplete_moves if offers[1:] else 0,
         )
         record = _with_offer(record, offer, granted)
     used = {record.requests[one].network for one in tokens if one in record.requests}
@@ -400,7 +449,9 @@ def _with_measurement(
     return {**speeds, workers: after}
 
 
-def _close_round(record: MarketRecord, opened: RoundRecord, event: RoundClosed) -> MarketRecord:
+def _close_round(
+    record: MarketRecord, opened: RoundRecord, event: RoundClosed, elapsed_s: float
+) -> MarketRecord:
     duration_s = opened.committed_age_s if event.duration_s is None else event.duration_s
     is_loss = event.cause in (FailureCause.PREEMPTION, FailureCause.PLATFORM)
     for offer in _offers_of(record, opened.tokens):
@@ -409,4 +460,10 @@ def _close_round(record: MarketRecord, opened: RoundRecord, event: RoundClosed) 
             before, running_s=before.running_s + duration_s, losses=before.losses + is_loss
         )
         record = _with_offer(record, offer, used)
-    return replace(record, round=None)
+    requests = {
+        token: replace(one, started_s=dict.fromkeys(one.started_s, elapsed_s))
+        if token in opened.tokens
+        else one
+        for token, one in record.requests.items()
+    }
+    return replace(record, round=None, requests=requests)

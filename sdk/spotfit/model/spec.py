@@ -46,7 +46,8 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     # As long as the slowest boots, because some backends report a machine that boots as waiting.
     partial_capacity_timeout_s: float = 900.0
     """Time that machines without a round wait for further ones, up to half of it longer; then all
-    are released and requested again (docs/decisions/0053)."""
+    are released and requested again (docs/decisions/0053). Also spot machines of a move, while the
+    round runs on others (docs/decisions/0084)."""
     # A run whose request is already queued gets the capacity, if clouds grant it within minutes.
     # Doubled for every further release, up to an hour: machines that are granted meanwhile cost
     # money without any training.

@@ -130,6 +130,9 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     """Number of the last recorded attempt; 0 if the backend does not report it."""
     is_unbilled: bool = False
+    is_lost: bool = False
+    """Whether its loss was recorded with or after the end of that attempt: it is not expected to be
+    restarted any more."""
     waiting_ms: int = 0
     """The next attempt had not started by then."""
     proven_ms: int = 0
@@ -337,7 +340,12 @@ def _lose_node(usage: Usage, event: NodeLost, at_ms: int) -> Usage:
             usage = _with_use(usage, token, node, returned)
         elif use.started_ms is not None:
             usage = _end_attempt(usage, token, node, (0, at_ms))
-    return usage if times is None else _with_times(usage, {token: (times,)})
+    if times is not None:
+        usage = _with_times(usage, {token: (times,)})
+    use = usage.groups[token].machines[node]
+    if event.machine_returned or use.started_ms is not None or use.ended_ms is None:
+        return usage
+    return _with_use(usage, token, node, replace(use, is_lost=True))
 
 
 def is_timed(usage: Usage, group: GroupUsage) -> bool:
@@ -403,9 +411,9 @@ def _with_machine_times(usage: Usage, token: Token, times: MachineTimes) -> Usag
     # Equal times are the exact start and end of one attempt.
     if started_ms and ended_ms and ended_ms != started_ms and ended_ms[1] <= started_ms[0]:
         usage, ended_ms = _end_attempt(usage, token, node, ended_ms), None
+    if times.unseen_until_ms is not None:
+        usage = _count_unseen(usage, token, node, times.unseen_until_ms)
     if started_ms is not None:
-        if times.unseen_until_ms is not None:
-            usage = _count_unseen(usage, token, node, times.unseen_until_ms)
         usage = _start_attempt(usage, token, node, started_ms)
         use = usage.groups[token].machines[node]
         attempt = use.attempt if times.attempt is None else times.attempt
@@ -468,7 +476,9 @@ def _start_attempt(usage: Usage, token: Token, node: int, started_ms: tuple[int,
         earliest = max(started_ms[0], *_earliest_start(group, use))
         started_ms = (min(earliest, started_ms[1] - 1), started_ms[1])
     # Its agent may have worked before its machine was observed to run.
-    started = replace(use, started_ms=started_ms, is_unbilled=False, was_restarted=False)
+    started = replace(
+        use, started_ms=started_ms, is_unbilled=False, is_lost=False, was_restarted=False
+    )
     return _with_use(usage, token, node, started)
 
 

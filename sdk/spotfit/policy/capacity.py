@@ -485,6 +485,21 @@ def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = No
     return slots >= view.spec.max_workers
 
 
+def workers_to_move(view: View, workers: int) -> int:
+    """Return with how many workers the run moves from its round, of `workers`, to chosen machines.
+
+    With as many, but while on-demand machines are chosen with as many as are chosen: they start at
+    about the same time, and the run can work with the others until then.
+    """
+    choice = view.market.choice
+    if not view.spec.is_elastic or choice is None:
+        return workers
+    markets = {one.name: one.market for one in view.spec.cost.offers}
+    if all(markets.get(name) is not Market.ON_DEMAND for name in choice.workers):
+        return workers
+    return max(workers, min(view.spec.max_workers, sum(choice.workers.values())))
+
+
 def workers_to_request(view: View, missing: int) -> int:
     """Return the number of workers of the next request, of the `missing` ones (at least 1).
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotfit.core.ids import Token
 from spotfit.core.units import format_count
@@ -37,7 +37,7 @@ from spotfit.model.group import NodeState, find_node_status
 from spotfit.model.leader_state import LeaderState, MemberStatus, Training
 from spotfit.model.offer import Market, Offer
 from spotfit.model.view import View
-from spotfit.policy.capacity import has_machines, nodes_of_offer
+from spotfit.policy.capacity import nodes_of_offer
 from spotfit.policy.deadline import DeadlineState, pays_to_return
 from spotfit.policy.elastic_deadline import ElasticState, GroupSizes, choose_group_sizes
 from spotfit.policy.idle_machines import MAX_REPEATED_SHARE
@@ -69,6 +69,8 @@ class ElasticOffer:
     """Whether machines of it are requested, or run."""
     request_due_s: float = 0.0
     """When it may be requested again; only compared with that of other offers."""
+    is_paused: bool = False
+    """Whether it has granted too few machines for a move, see `incomplete_moves`."""
 
     @property
     def is_spot(self) -> bool:
@@ -129,8 +131,12 @@ def observe_offer(
     offer: Offer,
     offer_state: OfferState,
     waiting: AbstractSet[Token],
+    is_paused: bool = False,
 ) -> ElasticOffer:
-    """Return the offer with its machines; `waiting` are the groups that count as refused."""
+    """Return the offer with its machines; `waiting` are the groups that count as refused.
+
+    With `is_paused` the offer counts as refused, and is not requested.
+    """
     name = offer.name
     started, requested, in_group, training = 0, 0, 0, 0
     leaving = _leaving_nodes(view, state)
@@ -145,7 +151,7 @@ def observe_offer(
         training += slots * _trains(view, state, token, node)
     return ElasticOffer(
         name=name,
-        state=offer_state,
+        state=replace(offer_state, refused_s=0.0) if is_paused else offer_state,
         network=offer.network,
         started=started,
         requested=requested,
@@ -154,6 +160,7 @@ def observe_offer(
         limited_s=_limited_s(view, state, name, waiting),
         is_requested=any(one.offer == name for one in view.market.requests.values()),
         request_due_s=offer_request_due_s(view, name),
+        is_paused=is_paused,
     )
 
 
@@ -162,10 +169,12 @@ def is_in_network(view: View, state: LeaderState, offer: Offer) -> bool:
 
     On-demand machines of other networks always count: the whole group may move to them.
     """
+    # Also machines that boot: they are reported to run one group after the other, and the network
+    # must not change in between.
     networks = {
         view.network_of(token)
         for token in view.market.requests
-        if view.groups[token].active_nodes and has_machines(state, token)
+        if any(_has_started(view, state, token, one) for one in view.groups[token].active_nodes)
     } - {""}
     network = view.network if view.network in networks else min(networks, default="")
     return offer.market is Market.ON_DEMAND or not network or offer.network in ("", network)
@@ -497,7 +506,7 @@ def _standing_offer(wanted: Sequence[ElasticOffer]) -> str:
     A request that waits is kept; otherwise the offers are requested in turn, the cheapest first.
     """
     first = min(
-        wanted,
+        (one for one in wanted if not one.is_paused),
         key=lambda one: (not one.is_requested, one.request_due_s, one.state.usd_per_hour),
         default=None,
     )

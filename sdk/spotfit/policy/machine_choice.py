@@ -14,12 +14,15 @@ choice start beside those that run. These are released once all workers have oth
 
 A refused spot offer that the run would move to is requested as well, as a standing request: with
 growing pauses at a backend that refuses at once, as one waiting group at a backend with a queue.
+
+Spot machines of a move that has been incomplete for too long are released (`incomplete_moves`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,6 +42,7 @@ from spotfit.policy.capacity import (
 )
 from spotfit.policy.deadline import DeadlineState
 from spotfit.policy.elastic_choice import ElasticOffer
+from spotfit.policy.incomplete_moves import incomplete_move, is_move_paused
 from spotfit.policy.offer_choice import OfferChoice, OfferState
 from spotfit.policy.offer_prices import current_offers
 from spotfit.policy.request_backoff import offer_request_due_s, unusable_until_s
@@ -65,22 +69,23 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
     if not _is_informed(view, state, now):
         return view.market.choice
     goal = deadline_state(view, state, now)
+    incomplete, why = incomplete_move(view, state)
+    paused = {one.offer.name for one in candidates if is_move_paused(view, state, one.offer.name)}
+    paused |= {incomplete}
     if view.spec.is_elastic:
         if elastic_choice.is_waiting_for_agents(view, state, now):
             return view.market.choice
-        offers = _elastic_offers(view, state, candidates, now)
+        offers = _elastic_offers(view, state, candidates, now, paused=paused)
         if not offers:
             return view.market.choice
-        return elastic_choice.choose_group(elastic_choice.observe_group(view), goal, offers)
-    running = _running_offer(view, state, candidates, now)
-    chosen = _choose(view, goal, candidates, running)
-    if chosen.offer is None:
-        chosen = _unless_reversed(view, state, goal, candidates, chosen, now)
-    standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
-    workers = {}
-    if chosen.offer is not None:
-        workers[candidates[chosen.offer].offer.name] = view.spec.max_workers
-    return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
+        chosen = elastic_choice.choose_group(elastic_choice.observe_group(view), goal, offers)
+    else:
+        others = [one for one in candidates if one.offer.name not in paused]
+        chosen = _choose_one_offer(view, state, goal, others or candidates, now)
+    if not incomplete:
+        return chosen
+    reason = f"{why}; {chosen.reason}"
+    return replace_struct(chosen, incomplete_offer=incomplete, reason=reason)
 
 
 def _is_informed(view: View, state: LeaderState, now: float) -> bool:
@@ -144,12 +149,23 @@ def _candidates(view: View, state: LeaderState, now: float) -> list[_Candidate]:
 
 
 def _elastic_offers(
-    view: View, state: LeaderState, candidates: Sequence[_Candidate], now: float
+    view: View,
+    state: LeaderState,
+    candidates: Sequence[_Candidate],
+    now: float,
+    *,
+    paused: AbstractSet[str],
 ) -> list[ElasticOffer]:
     waiting = {one for one in view.market.requests if _is_refused(view, state, one, now)}
     return [
         elastic_choice.observe_offer(
-            view, state, now, offer=one.offer, offer_state=one.state, waiting=waiting
+            view,
+            state,
+            now,
+            offer=one.offer,
+            offer_state=one.state,
+            waiting=waiting,
+            is_paused=one.offer.name in paused,
         )
         for one in candidates
         if elastic_choice.is_in_network(view, state, one.offer)
@@ -273,6 +289,25 @@ def _running_offer(
 
 
 # --- The choice -----------------------------------------------------------------------------------
+
+
+def _choose_one_offer(
+    view: View,
+    state: LeaderState,
+    goal: DeadlineState | None,
+    candidates: Sequence[_Candidate],
+    now: float,
+) -> MachinesChosen:
+    """The choice of a group of fixed size."""
+    running = _running_offer(view, state, candidates, now)
+    chosen = _choose(view, goal, candidates, running)
+    if chosen.offer is None:
+        chosen = _unless_reversed(view, state, goal, candidates, chosen, now)
+    standing = _standing_offer(view, state, goal, candidates, running, chosen=chosen)
+    workers = {}
+    if chosen.offer is not None:
+        workers[candidates[chosen.offer].offer.name] = view.spec.max_workers
+    return MachinesChosen(workers=workers, standing_offer=standing, reason=chosen.reason)
 
 
 def _choose(

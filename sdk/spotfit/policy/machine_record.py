@@ -173,8 +173,10 @@ def _unrecorded(
             may_be_restarted=seen.restarts and not is_exact(started_ms),
         )
     if use.started_ms is None:
-        if started_ms is not None or use.ended_ms is not None or use.is_unbilled:
+        if started_ms is not None or use.is_unbilled:
             return None
+        if use.ended_ms is not None:
+            return None if reports_starts else _unseen(group, node, seen)
         if seen.is_unbilled or (ended_ms is not None and reports_starts):
             return MachineTimes(node=node, is_unbilled=True)
         return MachineTimes(node=node, ended_ms=ended_ms) if ended_ms is not None else None
@@ -196,6 +198,20 @@ def _unseen_until_ms(use: MachineUse, seen: ObservedMachine, started_ms: int) ->
         return started_ms if seen.attempt > use.attempt + 1 else None
     # An attempt that starts and ends between two observations of one process is not considered.
     return min(seen.watched_from_ms, started_ms) if seen.watched_from_ms else None
+
+
+def _unseen(group: GroupUsage, node: int, seen: ObservedMachine) -> MachineTimes | None:
+    """The time without a process that observed a machine whose recorded attempts have ended."""
+    use, until_ms = group.machines[node], seen.watched_from_ms
+    is_over = use.is_lost or group.released_ms is not None
+    if use.ended_ms is None or not seen.restarts or not until_ms or is_over:
+        return None
+    if seen.ended_ms is not None and seen.waiting_ms is None:
+        # The first observation was its end, which came at the latest when the call returned.
+        until_ms = seen.ended_ms[1]
+    if until_ms <= max(use.ended_ms[1], use.waiting_ms):
+        return None
+    return MachineTimes(node=node, unseen_until_ms=until_ms)
 
 
 def release_times(

@@ -28,7 +28,6 @@ from spotfit.core.units import format_seconds
 from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.model.failure_model import SaveCostEstimate
 from spotfit.model.leader_state import LeaderState, Training
-from spotfit.model.offer import Market
 from spotfit.model.topology import NodeAssignment, Notice, Round
 from spotfit.model.view import View
 from spotfit.policy import network_change
@@ -42,6 +41,7 @@ from spotfit.policy.capacity import (
     joining_slots,
     round_members,
     usable_members,
+    workers_to_move,
 )
 from spotfit.policy.failure_detection import is_missing
 from spotfit.policy.idle_machines import reason_to_repeat
@@ -443,17 +443,8 @@ def _can_replace_all(view: View, state: LeaderState, round_: Round) -> bool:
 
 
 def _are_replacements_warm(view: View, state: LeaderState, round_: Round) -> bool:
-    """Whether the machines that stay could train with as many workers as the round has.
-
-    While on-demand machines are chosen, as many as are chosen: they start at about the same time,
-    and the run can work with the others until then.
-    """
-    choice, needed = view.market.choice, round_.world_size
-    if view.spec.is_elastic and choice is not None and choice.workers:
-        offers = {one.name: one.market for one in view.spec.cost.offers}
-        if any(offers.get(name) is Market.ON_DEMAND for name in choice.workers):
-            needed = max(needed, min(view.spec.max_workers, sum(choice.workers.values())))
-    return _chosen_warm_slots(view, state) >= needed
+    """Whether the machines that stay could train with as many workers as a move needs."""
+    return _chosen_warm_slots(view, state) >= workers_to_move(view, round_.world_size)
 
 
 def _chosen_warm_slots(view: View, state: LeaderState) -> int:

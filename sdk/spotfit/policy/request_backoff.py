@@ -51,16 +51,20 @@ def next_request_at(view: View, state: LeaderState) -> float:
         if state.is_headless and refused_at is None and not has_machines:
             return float("-inf")
         refused_at = state.leading_since if refused_at is None else refused_at
-        shortest_s = view.spec.timing.partial_capacity_pause_s
-        pause_s = exponential_backoff_s(
-            view.partial_releases - 1, shortest_s=shortest_s, longest_s=_MAX_RELEASE_PAUSE_S
-        )
-        return refused_at + pause_s * (0.5 + release_jitter(view))
+        return refused_at + _release_pause_s(view, view.partial_releases)
     if refused_at is None or failures == 0:
         return float("-inf")
     return refused_at + exponential_backoff_s(
         failures, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
     )
+
+
+def _release_pause_s(view: View, releases: int) -> float:
+    shortest_s = view.spec.timing.partial_capacity_pause_s
+    pause_s = exponential_backoff_s(
+        releases - 1, shortest_s=shortest_s, longest_s=_MAX_RELEASE_PAUSE_S
+    )
+    return pause_s * (0.5 + release_jitter(view))
 
 
 def release_jitter(view: View) -> float:
@@ -88,6 +92,17 @@ def offer_request_due_s(view: View, offer: str) -> float:
         longest_s = min(_MAX_STANDING_PAUSE_S, max(longest_s, _STANDING_PAUSE_SHARE * refused_s))
     pause_s = exponential_backoff_s(record.refusals, shortest_s=_MIN_BACKOFF_S, longest_s=longest_s)
     return max(unusable_s, record.refused_at_s + pause_s)
+
+
+def move_due_s(view: View, offer: str) -> float:
+    """Return when the run may move to the offer again after it granted too few machines for a move.
+
+    As `JournalView.elapsed_s`; 0 if it did not. Neither refusals nor other rounds change it.
+    """
+    record = view.market.record_of(offer)
+    if not record.incomplete_moves:
+        return 0.0
+    return record.incomplete_at_s + _release_pause_s(view, record.incomplete_moves)
 
 
 def unusable_until_s(view: View, offer: str) -> float:

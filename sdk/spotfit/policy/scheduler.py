@@ -699,7 +699,7 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _open_round,
     # After _open_round and the machines of workers, which may need the same quota.
     feeder_schedule.request_feeders,
-    # After _open_round: no decision depends on it.
+    # After _open_round: only decisions that take minutes depend on it.
     _record_machine_times,
     # The rules below call a cloud API and may block the leader's decisions for seconds.
     _submit_pending_groups,

@@ -65,6 +65,7 @@ def golden(kind: str) -> list[JournalEvent]:
         ("cancel_requested", "cancellation requested: {reason}"),
         ("fit_ended", "run cancelled: {reason}"),
         ("machines_observed", "observed machines: 2 started, 2 ended"),
+        ("machines_observed_unseen", "observed machines: 1 may have run unobserved"),
         ("prices_changed", "prices changed: eu-1a/spot"),
     ],
 )

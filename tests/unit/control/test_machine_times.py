@@ -230,6 +230,25 @@ def test_a_restart_is_not_bounded_by_its_loss_where_starts_are_reported() -> Non
     assert recorder.with_loss_times(usage, a_return(), 600).times is None
 
 
+def test_a_loss_and_a_release_have_the_time_in_which_no_leader_observed_the_machine() -> None:
+    recorder = MachineTimesRecorder()
+    usage = usage_of(MachineUse(ended_ms=(200, 300), last_started_ms=200))
+    observe(recorder, usage, missing_group_status(1), 900, requeues_itself=True)
+    times = MachineTimes(node=0, unseen_until_ms=900)
+    loss = replace(a_return(), machine_returned=False)
+    assert recorder.with_loss_times(usage, loss, 950).times == times
+    release = GroupsReleased(token=TOKEN)
+    assert recorder.with_release_times(usage, release).times == {TOKEN: (times,)}
+
+
+def test_a_leader_that_requested_the_machine_records_no_time_without_observation() -> None:
+    recorder = MachineTimesRecorder()
+    recorder.watch_from_request(TOKEN)
+    usage = usage_of(MachineUse(ended_ms=(200, 300), last_started_ms=200))
+    observe(recorder, usage, missing_group_status(1), 900, requeues_itself=True)
+    assert recorder.unrecorded(usage) == {}
+
+
 def test_groups_that_are_not_held_any_more_are_forgotten() -> None:
     recorder, usage = MachineTimesRecorder(), usage_of(MachineUse())
     observe(recorder, usage, GroupStatus(nodes=(RUNNING,)), 500)

@@ -332,6 +332,28 @@ def test_unobserved_attempts_are_in_the_maximum() -> None:
     assert run.bounds() == (10.0, 90.0)
 
 
+def test_attempts_that_no_leader_observed_before_a_loss_are_in_the_maximum_only() -> None:
+    run = Run()
+    run.observe(10, started_ms=between(9, 10))
+    run.observe(20, ended_ms=between(15, 20))
+    before = run.bounds()
+    unseen = MachineTimes(node=0, unseen_until_ms=ms(70))
+    run.add(80, a_loss(times=unseen))
+    run.add(90, released())
+    assert before == (5.0, 11.0)
+    assert run.bounds() == (5.0, 61.0)
+
+
+def test_time_without_an_observer_is_counted_once() -> None:
+    run = Run()
+    run.observe(20, started_ms=between(9, 10), ended_ms=between(15, 20))
+    run.observe(70, unseen_until_ms=ms(70))
+    run.observe(80, started_ms=between(0, 80), unseen_until_ms=ms(70))
+    run.add(100, released(ended_ms=between(95, 100)))
+    # 9..20, 20..70 and 70..100.
+    assert run.bounds() == (20.0, 91.0)
+
+
 # --- prices ---------------------------------------------------------------------------------------
 
 

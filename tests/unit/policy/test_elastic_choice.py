@@ -17,8 +17,10 @@ from spotfit.model.events import (
 )
 from spotfit.model.group import NodeState
 from spotfit.model.leader_state import Training
+from spotfit.policy.elastic_choice import is_in_network
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.testing.builders import a_group_status, a_notice, an_agent_id
+from tests.unit.policy.networked_run import elect
 from tests.unit.policy.offered_run import (
     DEARER,
     HOUR_S,
@@ -302,6 +304,22 @@ def test_on_demand_machines_of_another_network_are_for_all_workers(
     run = in_east(a_run(EAST, WEST, on_demand, slack_s=SHORT_S), nodes=3)
     run.refuse(200, "t-2", EAST)
     assert decide(run, 200).workers == workers
+
+
+@pytest.mark.parametrize("reported", [NodeState.WAITING, NodeState.RUNNING])
+def test_machines_that_boot_are_in_their_network(reported: NodeState) -> None:
+    """The run is in the network b; machines of both networks are billed, and those of a run."""
+    run = a_run(EAST, WEST, ON_DEMAND)
+    elect(run, 0, 0, network="b")
+    for token, offer, network in (("t-1", EAST, "a"), ("t-2", WEST, "b")):
+        run.request(0, token, offer, network=network)
+        run.bill(10, token, started_s=5)
+    statuses = {
+        Token("t-1"): a_group_status(NodeState.RUNNING, NodeState.RUNNING),
+        Token("t-2"): a_group_status(reported, reported),
+    }
+    state = run.state(20, group_statuses=statuses)
+    assert [is_in_network(run.view, state, one) for one in (EAST, WEST)] == [False, True]
 
 
 def test_on_demand_machines_of_the_same_network_are_preferred() -> None:

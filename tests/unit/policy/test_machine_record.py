@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from spotfit.core.ids import Token
@@ -172,6 +173,39 @@ def test_attempts_before_a_new_observer_are_unseen_unless_they_are_numbered() ->
     assert unseen_until_ms(seen(2)) == 4500
     assert unseen_until_ms(seen(None)) == 4000
     assert unseen_until_ms(seen(None, watched_from_ms=0)) is None
+
+
+ENDED: dict[str, Any] = {"ended_ms": (1900, 2000), "last_started_ms": 1000}
+
+
+@pytest.mark.parametrize(("status", "until_ms"), [(GONE, 5000), (WAITING, 4000)])
+def test_time_that_no_process_observed_since_an_end_is_recorded_once(
+    status: NodeStatus, until_ms: int
+) -> None:
+    seen = reports((5000, status), (7000, GONE), restarts=True, watched_from_ms=4000)
+    assert unrecorded(seen, record(**ENDED)) == MachineTimes(node=0, unseen_until_ms=until_ms)
+    assert unrecorded(seen, record(**ENDED, waiting_ms=until_ms)) is None
+
+
+def test_after_an_end_a_watched_machine_has_no_other_times() -> None:
+    watched = reports((1000, RUNNING), (2000, WAITING), (5000, GONE), restarts=True)
+    assert unrecorded(watched, record(**ENDED)) is None
+    since_request = reports((5000, GONE), restarts=True)
+    assert unrecorded(since_request, record(**ENDED)) is None
+    before_its_end = reports((1800, WAITING), (5000, GONE), restarts=True, watched_from_ms=1790)
+    assert unrecorded(before_its_end, record(**ENDED)) is None
+
+
+def test_a_machine_that_is_not_restarted_has_no_times_after_its_end() -> None:
+    seen = reports((5000, GONE), watched_from_ms=4000)
+    assert unrecorded(seen, record(**ENDED)) is None
+    seen = replace(seen, restarts=True)
+    assert unrecorded(seen, record(**ENDED)) is not None
+    assert unrecorded(seen, record(**ENDED, is_lost=True)) is None
+    usage = record(**ENDED)
+    released = replace(usage.groups[TOKEN], released_ms=3000)
+    assert unrecorded(seen, replace(usage, groups={TOKEN: released})) is None
+    assert unrecorded(seen, replace(usage, timed_provisioners=("local",))) is None
 
 
 def test_an_unreported_start_on_a_backend_that_restarts_may_be_followed_by_others() -> None:
