@@ -161,6 +161,9 @@ def _changed_settings(request: FitRequest, spec: RunSpec) -> set[str]:
         storage_url=spec.storage_url,
         code_bundle=spec.code_bundle,
     )
+    if spec.feeders is not None:
+        feeders = replace(spec.feeders, offers=(), networks=(), usd_per_hour=None)
+        spec = replace(spec, feeders=feeders)
     # Compared as JSON data: the active spec was read from JSON, where tuples became lists.
     active_data, requested_data = (
         msgspec.json.decode(msgspec.json.encode(each)) for each in (spec, requested)
@@ -309,7 +312,9 @@ def _register_run(
     cost = preflight.cost
     if not cost.offers:
         cost = replace(cost, offers=offer_query.wait())
-    spec = replace(spec, timing=timing, market_prior=market_prior, cost=cost)
+    spec = replace(
+        spec, timing=timing, market_prior=market_prior, cost=cost, feeders=preflight.feeders
+    )
     # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
     url = preflight.store.url

@@ -41,7 +41,7 @@ class Watched:
         self.watch = PriceWatch(backend, self.calls)
 
     def advance(self, now: float) -> None:
-        self.watch.advance(a_request(), now, every_s=600.0)
+        self.watch.advance([a_request()], now, every_s=600.0)
 
     def list_at(self, now: float) -> None:
         self.advance(now)
