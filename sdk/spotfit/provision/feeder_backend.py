@@ -109,18 +109,9 @@ class FeederBackendProvisioner:
         if request.role != "feed":
             return list_offers(self.workers, request)
         listing = list_offers(self.feeders, request)
-        offers = [
-            replace(
-                one,
-                name=one.name + _SUFFIX,
-                # The bill compares the prices of one backend, region and machine type.
-                provisioner=NAME,
-                network=self._prefixes[0] + one.network,
-            )
-            for one in listing.offers
-        ]
+        offers = feeder_offers(listing.offers, self._prefixes[0])
         default = listing.default + _SUFFIX if listing.default else listing.default
-        return OfferListing(tuple(offers), listing.remarks, default)
+        return OfferListing(offers, listing.remarks, default)
 
     def networks_of(self, offers: Iterable[Offer]) -> tuple[str, ...]:
         """Return the networks of workers in which feeders of these offers can be rented."""
@@ -180,6 +171,20 @@ class FeederBackendProvisioner:
             offer=handle.offer.removesuffix(_SUFFIX),
         )
         return self.feeders, own
+
+
+def feeder_offers(offers: Iterable[Offer], network_prefix: str = "") -> tuple[Offer, ...]:
+    """Return offers of the feeders' backend as they are called in the run."""
+    return tuple(
+        replace(
+            one,
+            name=one.name + _SUFFIX,
+            # The bill compares the prices of one backend, region and machine type.
+            provisioner=NAME,
+            network=network_prefix + one.network,
+        )
+        for one in offers
+    )
 
 
 def backends_of(provisioner: Provisioner) -> Iterator[Provisioner]:
