@@ -247,7 +247,9 @@ def _check_budget(
 
 
 def _including(limits: CostLimits) -> str:
-    return f", ${limits.spent_usd:.2f} of it spent already" if limits.spent_usd else ""
+    spent = f", ${limits.spent_usd:.2f} of it spent already" if limits.spent_usd else ""
+    has_feeders = limits.feeders is not None and limits.feeders.max_nodes > 0
+    return spent + (", with the machines for feeders" if has_feeders else "")
 
 
 def worst_cost_usd(limits: CostLimits, on_demand: list[OfferPlan]) -> float:
