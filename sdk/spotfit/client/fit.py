@@ -28,6 +28,7 @@ import msgspec
 from msgspec.structs import replace
 
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
+from spotfit.client.bill_text import format_price_range
 from spotfit.client.console import format_event
 from spotfit.client.cost_limits import decision_interval_s
 from spotfit.client.keyring import RunKeyring, open_authenticated
@@ -312,6 +313,9 @@ def _register_run(
     cost = preflight.cost
     if not cost.offers:
         cost = replace(cost, offers=offer_query.wait())
+    of_feeders = preflight.feeders.offers if preflight.feeders is not None else ()
+    if text := format_price_range(of_feeders):
+        log.info("offers.listed", text=f"price of a machine for feeders: {text}")
     spec = replace(
         spec, timing=timing, market_prior=market_prior, cost=cost, feeders=preflight.feeders
     )

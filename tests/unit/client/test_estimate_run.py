@@ -10,7 +10,7 @@ import pytest
 
 from spotfit.client import estimate_run
 from spotfit.client.cost_limits import OfferPlan
-from spotfit.client.estimate import Estimate, EstimateLimits, FeederEstimate
+from spotfit.client.estimate import Estimate, EstimateLimits
 from spotfit.client.estimate_run import (
     ASSUMED_RESTART_S,
     compute_estimate,
@@ -117,13 +117,10 @@ def test_feeders_are_part_of_the_cost() -> None:
     highest_usd = 4 * 0.25 * (10 + 1 / 6)
     assert found.worst_case_usd == pytest.approx(3.0 * MACHINE_HOURS + highest_usd)
     assert not found.is_guaranteed, "the workers alone cost less than the budget"
-    assert found.feeders == FeederEstimate(
-        min_machines=1,
-        max_machines=4,
-        usd_per_hour=0.25,
-        expected_usd=pytest.approx(2.5),
-        highest_usd=pytest.approx(highest_usd),
-    )
+    assert found.feeders is not None
+    assert (found.feeders.min_machines, found.feeders.max_machines) == (1, 4)
+    assert found.feeders.expected_usd == pytest.approx(2.5)
+    assert found.feeders.highest_usd == pytest.approx(highest_usd)
     assert found.offers[0].expected_usd == pytest.approx(1.0 * MACHINE_HOURS)
 
 

@@ -57,15 +57,15 @@ def test_the_request_is_for_one_machine_with_the_processors_of_feeders() -> None
     assert request.resources_per_worker == {"CPU": 16.0}
 
 
-def test_nothing_is_asked_for_on_machines_of_the_workers_backend_without_a_budget() -> None:
+def test_offers_of_the_workers_backend_are_not_listed_without_a_budget() -> None:
     cloud = ListingCloud("")
     assert planned(cloud) == FEEDERS
     assert not cloud.requests
 
 
-def test_nothing_is_asked_for_without_machines() -> None:
+def test_no_offers_are_listed_without_machines() -> None:
     cloud, none = ListingCloud(""), replace(FEEDERS, min_nodes=0, max_nodes=0)
-    assert plan_feeders(none, cloud, WORKERS, needs_price=True) == none  # type: ignore[arg-type]
+    assert plan_feeders(none, cloud, WORKERS, needs_price=True) == none
     assert not cloud.requests
 
 

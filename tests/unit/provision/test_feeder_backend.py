@@ -137,12 +137,9 @@ def test_networks_of_several_backends_of_workers_have_their_index() -> None:
 
 
 def test_delays_are_the_longest_ones_and_the_rest_that_of_the_workers() -> None:
-    traits = [
-        Traits(notice_s=30.0, status_lag_s=1.0, read_lag_s=9.0, releases_on_agent_exit=False),
-        Traits(notice_s=120.0, status_lag_s=5.0, read_lag_s=2.0, keeps_output=True),
-    ]
-    backends = [TraitsBackend(one) for one in traits]
-    merged = FeederBackendProvisioner(*backends).traits
+    workers = Traits(notice_s=30.0, status_lag_s=1.0, read_lag_s=9.0, releases_on_agent_exit=False)
+    feeders = Traits(notice_s=120.0, status_lag_s=5.0, read_lag_s=2.0, keeps_output=True)
+    merged = FeederBackendProvisioner(TraitsBackend(workers), TraitsBackend(feeders)).traits
     assert (merged.notice_s, merged.status_lag_s, merged.read_lag_s) == (30.0, 5.0, 9.0)
     assert merged.keeps_output
     assert not merged.releases_on_agent_exit
