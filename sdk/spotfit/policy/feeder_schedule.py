@@ -185,7 +185,8 @@ def release_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
 
 def _may_rent(view: View, state: LeaderState, feeders: FeederSpec) -> bool:
     """Whether their backend has machines in the network of the workers, and the budget suffices."""
-    if feeders.networks and view.network not in feeders.networks:
+    # A run whose workers have one machine may not know its network by name.
+    if feeders.networks and view.network and view.network not in feeders.networks:
         return False
     # A price that is unknown at the start is one without a budget.
     return cost_budget.affords_price(view, state, feeders.usd_per_hour or 0.0)

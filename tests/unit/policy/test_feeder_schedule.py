@@ -231,7 +231,7 @@ def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
     )
 
 
-@pytest.mark.parametrize(("network", "requested"), [("eu", True), ("us", False), ("", False)])
+@pytest.mark.parametrize(("network", "requested"), [("eu", True), ("us", False), ("", True)])
 def test_machines_are_requested_only_in_a_network_of_their_backend(
     network: str, *, requested: bool
 ) -> None:
