@@ -9,14 +9,17 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
+import pytest
 
 import spotfit
 import spotfit.data
 from spotfit.core.ids import Token
-from spotfit.model.events import GroupPlanned, GroupsReleased, NodeLost
-from tests.live.cloud import LiveTestCloud, eventually
+from spotfit.model.events import GroupPlanned, GroupsReleased, GroupSubmitted, NodeLost
+from spotfit_localsim.clouds.provisioner import SimProvisioner
+from tests.live.cloud import LiveTestCloud, events_of, eventually
 from tests.live.test_datasets import GLOBAL_BATCH
 
 Config = dict[str, Any]
@@ -135,3 +138,78 @@ def test_results_are_equal_with_feeders_on_machines_that_are_lost(cloud: LiveTes
     }
     assert killed in lost
     assert {one.request.token for one in planned} <= released
+
+
+def train_with_feeders(config: Config) -> None:
+    """Read until both feeder processes have worked, then once more after each mark of the test."""
+    read_until_fed(config["marks"], config["feeders"])
+    for mark in config["wait_for"]:
+        while not Path(config["marks"], mark).exists():
+            for _ in spotfit.get_dataset_shard("other").iter_batches(batch_size=100):
+                pass
+    spotfit.report({})
+
+
+def aws_batch(root: Path, queue: str, instance_type: str, usd_per_hour: float) -> str:
+    """A queue of a simulated AWS Batch with machines of that type at that price."""
+    prices = {instance_type: {"spot": usd_per_hour, "on_demand": 3 * usd_per_hour}}
+    options = {
+        "root": str(root),
+        "boot_s": 0.1,
+        "queues": json.dumps([queue]),
+        "instance_types": json.dumps([instance_type]),
+        "prices": json.dumps(prices),
+    }
+    return f"sim://aws_batch?{urlencode(options)}"
+
+
+def test_feeders_are_machines_of_a_second_type_in_the_same_run(tmp_path: Path) -> None:
+    root, marks = tmp_path / "cloud", tmp_path / "marks"
+    marks.mkdir()
+    rows = spotfit.data.from_items([{"id": number} for number in range(ROWS)])
+    dataset = rows.map_batches(augment, fn_kwargs={"marks": str(marks)})
+    trainer = spotfit.DataParallelTrainer(
+        train_with_feeders,
+        train_loop_config={"marks": str(marks), "feeders": 2, "wait_for": ["feeder replaced"]},
+        datasets={"train": dataset, "other": dataset},
+        data_feeders=spotfit.data.Feeders(
+            nodes=2,
+            cpus=1,
+            processes=0,
+            provisioner=aws_batch(root, "other", "c6i.large", 0.04),
+        ),
+        scaling_config=spotfit.ScalingConfig(num_workers=1),
+        run_config=spotfit.RunConfig(name="run", storage_path=str(tmp_path / "runs")),
+        provisioner=aws_batch(root, "spot", "g5.xlarge", 0.5),
+    )
+    sim = SimProvisioner.with_options(cloud="aws_batch", root=str(root), boot_s=0.1)
+    try:
+        handle = trainer.submit()
+        eventually(lambda: len(fed_by(marks)) >= 2, within_s=WAIT_S)
+        # The youngest machine is one for feeders.
+        sim.call_simulator("reclaim", {"notice": False})
+        eventually(lambda: len(fed_by(marks)) >= 3, within_s=WAIT_S)
+        Path(marks, "feeder replaced").touch()
+        cost = handle.result(WAIT_S).cost
+        eventually(lambda: all(one["state"] == "over" for one in sim.call_simulator("machines")))
+    finally:
+        sim.call_simulator("leave", {"machines": True})
+
+    events = events_of(handle.url)
+    roles = {one.request.token: one.request.role for one in events if isinstance(one, GroupPlanned)}
+    workers, feeders = "aws_batch/sim-east-1/spot/spot", "aws_batch/sim-east-1/other/spot#feeders"
+    offers = {
+        (roles[one.token], one.handle.offer) for one in events if isinstance(one, GroupSubmitted)
+    }
+    assert offers == {("train", workers), ("feed", feeders)}
+    hours = {one.offer: one.machine_s / 3600 for one in cost.offers}
+    usd = {one.offer: one.usd for one in cost.offers}
+    assert usd == {
+        workers: pytest.approx(0.5 * hours[workers]),
+        feeders: pytest.approx(0.04 * hours[feeders]),
+    }
+    assert cost.on_demand_usd == pytest.approx(3 * sum(filter(None, usd.values())))
+
+
+def fed_by(marks: Path) -> set[str]:
+    return {path.name for path in marks.glob("fed-*")}

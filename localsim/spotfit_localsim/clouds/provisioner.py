@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -56,6 +56,8 @@ class SimProvisioner:
     """Delegates to the cloud's own provisioner, and starts the simulator when it does not run."""
 
     name = "sim"
+    # A machine knows one simulator only, whatever the options of a backend are.
+    network_options: ClassVar = tuple(field.name for field in dataclasses.fields(SimOptions))
 
     def __init__(self, options: SimOptions, cloud_options: dict[str, Any] | None = None) -> None:
         """`cloud_options` are options of the simulated cloud's own provisioner."""

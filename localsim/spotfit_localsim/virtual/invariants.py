@@ -540,6 +540,8 @@ class InvariantChecker:
             return "machine for feeders planned without a round that uses them"
         if view.feeders_stopped:
             return "machine for feeders planned after their stop"
+        if feeders.networks and view.network and view.network not in feeders.networks:
+            return f"machine for feeders planned while the workers are in {view.network}"
         groups = [one for one in view.groups.values() if one.role == "feed" and one.active_nodes]
         spare = len(groups) - len(view.notices) - feeders.max_nodes + 1
         return f"{spare} machines for feeders more than the maximum" if spare > 0 else None

@@ -36,6 +36,8 @@ class SimOfferConfig:
     region: str = "sim-east"
     zone: str = ""
     machine_type: str = "sim"
+    for_feeders: bool = False
+    """Whether it is of the backend of feeders, which has no other offers."""
     network: str | None = None
     """Machines of different networks cannot connect to each other; None: one for the region."""
     capacity: CapacityTrace | None = None
@@ -103,8 +105,10 @@ class SimMarketConfig:
         if len(set(names)) < len(names) or "" in names:
             raise ConfigError(f"The offers {names} do not have different names.")
 
-    def offers_at(self, now: float, provisioner: str) -> tuple[Offer, ...]:
-        """Return the configured offers with the prices in force at `now`."""
+    def offers_at(
+        self, now: float, provisioner: str, *, for_feeders: bool = False
+    ) -> tuple[Offer, ...]:
+        """Return the configured offers with the prices in force at `now`: of workers or feeders."""
         return tuple(
             Offer(
                 name=one.name,
@@ -120,6 +124,7 @@ class SimMarketConfig:
                 options={"offer": one.name},
             )
             for one in self.offers
+            if one.for_feeders == for_feeders
         )
 
 

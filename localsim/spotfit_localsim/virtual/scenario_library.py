@@ -634,7 +634,41 @@ feeders_of_a_dataset = Scenario(
     network=SimNetworkConfig(partitions_per_hour=60.0),
 )
 
+_TWO_TYPES = (
+    SimOfferConfig(name="gpu", prices=((0.0, 8.0),), reclaims_per_hour=20.0),
+    SimOfferConfig(
+        name="cpu",
+        prices=((0.0, 0.5),),
+        machine_type="cpu",
+        for_feeders=True,
+        reclaims_per_hour=60.0,
+        refusal_probability=0.2,
+    ),
+)
+
+# The machines for feeders are of a second, cheaper type, which workers never use.
+feeders_of_another_backend = Scenario(
+    "feeders_of_another_backend",
+    workload=replace(LONG_WORKLOAD, data_wait_share=0.4, share_per_feeder=0.1),
+    feeders=FeederSpec(min_nodes=2, max_nodes=4, resources={"CPU": 1.0}),
+    market=SimMarketConfig(offers=_TWO_TYPES, lost_response_probability=0.1),
+    faults=replace(ORDINARY_FAULTS, crash_probability=0.0003),
+    # The cloud chooses the offer: none has a number of machines.
+    cost=CostSpec(offers=SimMarketConfig(offers=_TWO_TYPES).offers_at(0.0, PROVISIONER_NAME)),
+)
+
+# The next fit, on another cloud, has to release the machines for feeders of the first one, too.
+backend_change_with_feeders = replace(
+    feeders_of_another_backend,
+    name="backend_change_with_feeders",
+    laptop=LaptopConfig(dies_at_s=90.0, sweep_interval_s=60.0),
+    next_fit=NextFit(called_at_s=85.0),
+    events=(CrashAgent(AtTime(81.0), "leader"), CancelRun(AtTime(80.0))),
+)
+
 SCENARIOS: tuple[Scenario, ...] = (
+    feeders_of_another_backend,
+    backend_change_with_feeders,
     resizes_within_an_epoch,
     feeders_of_a_dataset,
     feeders_under_faults,

@@ -623,15 +623,22 @@ def _under(offer: SimOffer) -> str:
 
 
 class SimCloudProvisioner:
-    """The `Provisioner` of one process, with `slots` workers per machine."""
+    """The `Provisioner` of one process, with `slots` workers per machine; of workers or feeders."""
 
     def __init__(
-        self, cloud: SimCloud, market: SimMarket, process: SimProcess, *, slots: int
+        self,
+        cloud: SimCloud,
+        market: SimMarket,
+        process: SimProcess,
+        *,
+        slots: int,
+        for_feeders: bool = False,
     ) -> None:
         self._cloud = cloud
         self._market = market
         self._process = process
         self._slots = slots
+        self._for_feeders = for_feeders
 
     @property
     def name(self) -> str:
@@ -666,7 +673,9 @@ class SimCloudProvisioner:
                 name=offer_name(self.name, Market.SPOT), provisioner=self.name, market=Market.SPOT
             )
             return OfferListing(offers=(offer,), remarks=("The simulated market has no prices.",))
-        offers = self._market.config.offers_at(self._process.engine.now, self.name)
+        offers = self._market.config.offers_at(
+            self._process.engine.now, self.name, for_feeders=self._for_feeders
+        )
         self._simulate_latency()
         invalid = self._cloud.are_credentials_invalid
         self._simulate_latency()
@@ -677,7 +686,11 @@ class SimCloudProvisioner:
 
     def _choose_offer(self, request: GroupRequest) -> str:
         """The requested offer, or the first one that the request permits."""
-        offers = self._market.offers
+        offers = {
+            name: one
+            for name, one in self._market.offers.items()
+            if one.config.for_feeders == self._for_feeders
+        }
         if request.offer is None:
             # As in a real backend: the network of the run, else one that was not refused before.
             permitted = [one for one in offers.values() if request.network in ("", one.network)]

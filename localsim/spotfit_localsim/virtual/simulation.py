@@ -18,8 +18,9 @@ from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.model.events import FailureCause, JournalEntry, LeaderElected, RoundClosed
 from spotfit.model.offer import Market, Offer, Price
-from spotfit.model.spec import CostSpec, RunSpec, ValidationSpec
+from spotfit.model.spec import CostSpec, FeederSpec, RunSpec, ValidationSpec
 from spotfit.provision.api import Provisioner
+from spotfit.provision.feeder_backend import FeederBackendProvisioner, feeder_offers
 from spotfit.provision.launch import UNREACHABLE_EXIT_CODES, AgentLaunchSpec
 from spotfit.security.run_key import RunKey
 from spotfit.store.api import Store
@@ -365,8 +366,19 @@ class SimWorld:
             timing=scenario.timing,
             time_budget_s=scenario.time_budget_s,
             validation=validation,
-            feeders=scenario.feeders,
+            feeders=self._feeder_spec(),
             cost=scenario.cost if scenario.cost.offers else CostSpec(offers=_OFFERS),
+        )
+
+    def _feeder_spec(self) -> FeederSpec | None:
+        feeders, offers = self.scenario.feeders, self._feeder_offers()
+        if feeders is None or not offers:
+            return feeders
+        return structs.replace(
+            feeders,
+            offers=offers,
+            networks=tuple(dict.fromkeys(one.network for one in offers)),
+            usd_per_hour=max(one.price.usd_per_hour for one in offers if one.price is not None),
         )
 
     # --- events and faults -------------------------------------------------------------------
@@ -603,9 +615,17 @@ class SimWorld:
         # As in reality, a machine has neither the packages nor the credentials of another cloud.
         if node is not None and (own := self._cloud_of(node.instance).name) != name:
             raise ConfigError(f"A machine of {own} has no credentials for {name}.")
-        return self._design.provisioner(
-            self.clouds[name], self._market, process, slots=self.scenario.slots_per_machine
-        )
+        cloud, create = self.clouds[name], self._design.provisioner
+        workers = create(cloud, self._market, process, slots=self.scenario.slots_per_machine)
+        if not self._feeder_offers():
+            return workers
+        feeders = create(cloud, self._market, process, slots=1, for_feeders=True)
+        return FeederBackendProvisioner(workers, feeders)
+
+    def _feeder_offers(self) -> tuple[Offer, ...]:
+        """The offers of the backend of feeders; empty if they have none of their own."""
+        market = self.scenario.market
+        return feeder_offers(market.offers_at(0.0, PROVISIONER_NAME, for_feeders=True))
 
     # --- timeline and result -----------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class AzureBatchProvisioner:
 
     name = render.BACKEND
     Options: ClassVar = AzureBatchOptions
+    network_options: ClassVar = ("subnet",)
 
     def __init__(self, options: AzureBatchOptions) -> None:
         self.options = options

@@ -31,6 +31,7 @@ class GcpBatchProvisioner:
 
     name = render.BACKEND
     Options: ClassVar = GcpBatchOptions
+    network_options: ClassVar = ("project", "region", "network")
 
     def __init__(self, options: GcpBatchOptions) -> None:
         self.options = options

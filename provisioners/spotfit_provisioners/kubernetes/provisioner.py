@@ -32,6 +32,7 @@ class KubernetesProvisioner:
 
     name = render.BACKEND
     Options: ClassVar = KubernetesOptions
+    network_options: ClassVar = ("context", "server")
 
     def __init__(self, options: KubernetesOptions) -> None:
         self.options = options

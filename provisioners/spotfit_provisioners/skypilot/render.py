@@ -40,7 +40,8 @@ def plan(request: GroupRequest, options: SkyPilotOptions) -> GroupPlan:
         "offers again.",
     )
     # Jobs are placed one by one, and each would choose for itself.
-    network = _choose_network(request, options) if request.total_workers > slots else ""
+    has_others = request.total_workers > slots or bool(request.network)
+    network = _choose_network(request, options) if has_others else ""
     if offer is not None:
         network = offer.network
     infra = (network,) if network else options.infra

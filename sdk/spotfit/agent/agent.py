@@ -487,7 +487,7 @@ class Agent:
             view, agent_id, connection.leader_observation(now), stands_by=self._stands_by
         )
         # A machine of an earlier fit exits in the next tick.
-        if claim is None or self._member.token in view.unsettled_groups:
+        if claim is None or self._member.token not in view.groups:
             return math.inf
         if not claim.is_due(now):
             # After that time the claim waits for a read of the lease, whose end wakes the loop.

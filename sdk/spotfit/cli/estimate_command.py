@@ -10,6 +10,7 @@ import typer
 from spotfit.cli import json_fields, render
 from spotfit.client.run_config import RunConfig
 from spotfit.client.trainer import DataParallelTrainer
+from spotfit.data.feeders import Feeders
 from spotfit.model.config import ScalingConfig
 
 
@@ -29,6 +30,19 @@ def estimate(
     gpu: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--gpu", help="Each worker needs a GPU.")
     ] = False,
+    feeders: Annotated[
+        int, typer.Option(min=0, help="Largest number of machines for feeders.")
+    ] = 0,
+    min_feeders: Annotated[
+        int | None,
+        typer.Option(min=0, help="Smallest number of them; default: the largest one."),
+    ] = None,
+    feeder_cpus: Annotated[
+        float, typer.Option(help="Processors of each machine for feeders.")
+    ] = 8.0,
+    feeder_provisioner: Annotated[
+        str, typer.Option(help="The backend of these machines; default: that of the workers.")
+    ] = "",
     deadline: Annotated[str, typer.Option(help="Time until the deadline, such as 60h.")] = "",
     budget: Annotated[float | None, typer.Option(help="Budget in US dollars.")] = None,
     fallback: Annotated[
@@ -69,6 +83,13 @@ def estimate(
         ),
         run_config=RunConfig(**limits),
         provisioner=provisioner or None,
+        # Without datasets there would be nothing for feeders to transform.
+        datasets={"train": _no_dataset} if feeders else None,
+        data_feeders=Feeders(
+            nodes=(feeders if min_feeders is None else min_feeders, feeders),
+            cpus=feeder_cpus,
+            provisioner=feeder_provisioner or None,
+        ),
     )
     result = trainer.estimate(
         changeover=changeover or None, restart=restart or None, recordings=recordings
@@ -77,6 +98,10 @@ def estimate(
         render.json_lines([json_fields.of_estimate(result)])
     else:
         render.lines(str(result).split("\n"))
+
+
+def _no_dataset() -> None:
+    """The dataset of a trainer that only estimates, which is never opened."""
 
 
 def _train_nothing() -> None:

@@ -173,6 +173,7 @@ def of_estimate(estimate: Estimate) -> dict[str, Any]:
         "budget_share": estimate.budget_share,
         "unfinished_share": estimate.unfinished_share,
         "offers": [_offer_fields(one) for one in estimate.offers],
+        "feeders": None if estimate.feeders is None else asdict(estimate.feeders),
         "recordings": estimate.recordings,
         "replays": estimate.replays,
         "as_of": _format_time(estimate.as_of_ms),

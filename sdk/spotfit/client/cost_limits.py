@@ -13,7 +13,7 @@ from spotfit.core.errors import ConfigError
 from spotfit.core.units import format_seconds
 from spotfit.host import log
 from spotfit.model.offer import Market, Offer
-from spotfit.model.spec import CostSpec, RunTiming
+from spotfit.model.spec import CostSpec, FeederSpec, RunTiming
 from spotfit.model.usage import bill_of
 from spotfit.model.view import JournalView
 from spotfit.policy.cost_budget import longest_stop_s
@@ -56,6 +56,8 @@ class CostLimits:
     """Share of the training that earlier fits of the run have done, in 0..1."""
     spent_usd: float = 0.0
     """What earlier fits of the run have cost at most; the budget includes it."""
+    feeders: FeederSpec | None = None
+    """The machines for feeders, whose cost is part of the budget."""
 
     @property
     def work_left_s(self) -> float | None:
@@ -76,7 +78,9 @@ class CostLimits:
         return self.start_time_s + 2 * self.decision_interval_s
 
 
-def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
+def read_limits(
+    run: RunConfig, traits: Traits, now_ms: int, feeders: FeederSpec | None = None
+) -> CostLimits:
     """Return the limits of `run` at `now_ms`, the storage's time in ms since 1970."""
     deadline_s = None
     if isinstance(run.deadline, timedelta):
@@ -93,6 +97,7 @@ def read_limits(run: RunConfig, traits: Traits, now_ms: int) -> CostLimits:
         start_time_s=traits.start_time_s,
         lifetime_s=traits.mean_lifetime_s,
         decision_interval_s=decision_interval_s(traits),
+        feeders=feeders,
     )
 
 
@@ -128,6 +133,12 @@ def check_limits(
         return
     if limits.uses_on_demand and not on_demand:
         yield _unknown_prices(listing, backend, "on-demand machines, to which the run falls back")
+        return
+    if limits.budget_usd is not None and feeder_cost_usd(limits.feeders, 3600.0).highest is None:
+        yield ConfigError(
+            "RunConfig(budget_usd=…) needs the price of machines for feeders, which is unknown.",
+            do="Give prices with the option prices of their backend, or train without feeders.",
+        )
         return
     yield from _check_deadline(limits)
     too_small = list(_check_start(limits, plans))
@@ -236,27 +247,60 @@ def _check_budget(
 
 
 def _including(limits: CostLimits) -> str:
-    return f", ${limits.spent_usd:.2f} of it spent already" if limits.spent_usd else ""
+    spent = f", ${limits.spent_usd:.2f} of it spent already" if limits.spent_usd else ""
+    has_feeders = limits.feeders is not None and limits.feeders.max_nodes > 0
+    return spent + (", with the machines for feeders" if has_feeders else "")
 
 
 def worst_cost_usd(limits: CostLimits, on_demand: list[OfferPlan]) -> float:
-    """Return the cost if on-demand machines do the work left, after one start without progress."""
+    """Return the cost if on-demand machines do the work left, after one start without progress.
+
+    With the largest number of machines for feeders, whose price must be known.
+    """
     assert limits.work_left_s is not None
+    duration_s = limits.work_left_s + limits.changeover_s
+    feeders_usd = feeder_cost_usd(limits.feeders, duration_s).highest
     cheapest = min(one.usd_per_hour for one in on_demand)
-    return cheapest * (limits.work_left_s + limits.changeover_s) / 3600
+    return cheapest * duration_s / 3600 + (feeders_usd or 0.0)
 
 
 def expected_cost_usd(
     limits: CostLimits, spot: list[OfferPlan], on_demand: list[OfferPlan]
 ) -> float:
-    """Return the cost of the work left on the cheapest offer, with the losses expected on it."""
+    """Return the cost of the work left on the cheapest offer, with the losses expected on it.
+
+    With the smallest number of machines for feeders, whose price must be known.
+    """
     work_s = limits.work_left_s
     assert work_s is not None
     starts = 1 + work_s / limits.lifetime_s
     costs = [one.usd_per_hour * (work_s + starts * limits.start_time_s) / 3600 for one in spot]
     if limits.uses_on_demand:
         costs += [one.usd_per_hour * (work_s + limits.start_time_s) / 3600 for one in on_demand]
-    return min(costs)
+    return min(costs) + (feeder_cost_usd(limits.feeders, work_s).lowest or 0.0)
+
+
+class FeederCost(NamedTuple):
+    """The cost of the machines for feeders in US dollars; None if their price is unknown."""
+
+    lowest: float | None
+    """With the smallest number of machines."""
+    highest: float | None
+    """With the largest number."""
+
+
+def feeder_cost_usd(feeders: FeederSpec | None, duration_s: float) -> FeederCost:
+    """Return the cost of the feeders of a run that trains for `duration_s` seconds."""
+    if feeders is None:
+        return FeederCost(0.0, 0.0)
+
+    def cost_usd(machines: int) -> float | None:
+        if not machines:
+            return 0.0
+        usd = feeders.usd_per_hour
+        return None if usd is None else usd * machines * duration_s / 3600
+
+    return FeederCost(cost_usd(feeders.min_nodes), cost_usd(feeders.max_nodes))
 
 
 def cost_spec(

@@ -52,10 +52,24 @@ class OfferEstimate:
     machines: int
     """For all workers."""
     expected_usd: float | None
-    """Mean cost with this offer and, if the run may use it, the cheapest on-demand one; None if a
-    price is unknown."""
+    """Mean cost of the workers' machines with this offer and, if the run may use it, the cheapest
+    on-demand one; None if a price is unknown."""
     on_demand_usd: float | None
     """Cost on the on-demand offer of the same region and machine type; None if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederEstimate:
+    """The machines that transform datasets for the workers, for the training time."""
+
+    min_machines: int
+    max_machines: int
+    usd_per_hour: float | None
+    """The highest price that the backend may charge for one of them; None if it is unknown."""
+    expected_usd: float | None
+    """With the smallest number of machines."""
+    highest_usd: float | None
+    """With the largest number of machines, for the training time and one changeover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +85,11 @@ class Estimate:
     time; None without on-demand offers, or with fallback="never"."""
     worst_case_usd: float | None
     """The higher one of two costs: of on-demand machines for the training time and one changeover,
-    if the run may use them, and of the replay that costs most. No limit: only a budget is one.
-    None if a price is unknown."""
+    if the run may use them, and of the replay that costs most; with the largest number of feeders.
+    No limit: only a budget is one. None if a price is unknown."""
     costs_usd: tuple[float, ...]
-    """Of all replays, in ascending order; empty if a price is unknown."""
+    """Of all replays, with the smallest number of feeders, in ascending order; empty if a price is
+    unknown."""
     finish_s: Distribution
     """Time from the start to the end of the training."""
     deadline_share: float | None
@@ -90,6 +105,8 @@ class Estimate:
     """When the offers were listed, in milliseconds since 1970."""
     remarks: tuple[str, ...] = ()
     """What the user must know about prices, recordings and assumptions, one sentence each."""
+    feeders: FeederEstimate | None = None
+    """None if the run rents no machines for feeders."""
 
     @property
     def usd(self) -> Distribution | None:
@@ -150,6 +167,8 @@ def format_estimate(estimate: Estimate) -> list[str]:
     if histogram := list(_histogram(estimate.costs_usd)):
         lines += ["", f"Cost of {estimate.replays} replays:", *histogram]
     lines += ["", *_table(list(_offer_rows(estimate))), ""]
+    if estimate.feeders is not None:
+        lines.append(_feeder_line(estimate.feeders))
     if any(one.offer.market is Market.SPOT for one in estimate.offers):
         lines.append(_source_of_outages(estimate))
     return [*lines, *estimate.remarks]
@@ -296,6 +315,19 @@ def _offer_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
             format_usd(one.expected_usd),
             format_usd(one.on_demand_usd),
         )
+
+
+def _feeder_line(feeders: FeederEstimate) -> str:
+    machines = format_count(feeders.max_machines, "machine")
+    if feeders.min_machines < feeders.max_machines:
+        machines = f"{feeders.min_machines} to {machines}"
+    if feeders.usd_per_hour is None:
+        return f"Feeders: {machines}, whose price is unknown."
+    return (
+        f"Feeders: {machines} at {format_usd(feeders.usd_per_hour)} per hour, in the cost with "
+        f"{format_usd(feeders.expected_usd)} (expected) and {format_usd(feeders.highest_usd)} "
+        "(worst case)."
+    )
 
 
 def _place(offer: Offer) -> str:

@@ -17,14 +17,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from spotfit.client.cost_limits import OfferPlan, read_limits
+from spotfit.client.cost_limits import OfferPlan, feeder_cost_usd, read_limits
 from spotfit.client.estimate import (
     Estimate,
     EstimateLimits,
+    FeederEstimate,
     OfferEstimate,
     distribution,
     format_confirmation,
 )
+from spotfit.client.feeder_plan import plan_feeders
 from spotfit.client.request import FitRequest, largest_group, plan_group
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, RunCancelledError
@@ -38,7 +40,7 @@ from spotfit.model.replay import (
     ReplayedOffer,
     ReplayOutcome,
 )
-from spotfit.model.spec import RunTiming
+from spotfit.model.spec import FeederSpec, RunTiming
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import list_offers
 
@@ -77,13 +79,22 @@ def estimate_request(
     folder = None if recordings is None else Path(recordings)
     markets: MarketReplay = plugins.load(ENTRY_POINT_GROUP, "recorded")(folder)
     provisioner = plan_group(request).provisioner
+    feeders = request.feeder_spec
+    if feeders is not None:
+        workers = largest_group(request)
+        feeders = plan_feeders(feeders, provisioner, workers, needs_price=True)
     limits = estimate_limits(request.run, provisioner.traits, changeover, restart)
     listing = list_offers(provisioner, largest_group(request))
     planned = [(one, provisioner.plan(largest_group(request, one))) for one in listing.offers]
     plans = [OfferPlan(offer, plan.num_nodes, plan.slots_per_node) for offer, plan in planned]
     scaling = request.scaling
     estimate = compute_estimate(
-        plans, limits, markets, min_workers=scaling.min_workers, max_workers=scaling.max_workers
+        plans,
+        limits,
+        markets,
+        min_workers=scaling.min_workers,
+        max_workers=scaling.max_workers,
+        feeders=feeders,
     )
     return replace(estimate, remarks=(*listing.remarks, *estimate.remarks))
 
@@ -147,11 +158,14 @@ def compute_estimate(
     *,
     min_workers: int,
     max_workers: int,
+    feeders: FeederSpec | None = None,
 ) -> Estimate:
     """Return the estimate of a run on these offers and markets.
 
     The plans are those of `max_workers`; with fewer `min_workers` the group is elastic.
     """
+    fed = _estimate_feeders(feeders, limits)
+    expected_usd, highest_usd = (fed.expected_usd, fed.highest_usd) if fed else (0.0, 0.0)
     group = None
     if min_workers < max_workers:
         group = ReplayedGroup(
@@ -176,6 +190,7 @@ def compute_estimate(
     hours = (limits.training_time_s + limits.changeover_s) / 3600
     on_demand = _on(Market.ON_DEMAND, used)
     on_demand_usd = min((one.usd_per_hour * hours for one in on_demand if is_priced), default=0.0)
+    worst_usd = max(*costs, on_demand_usd) if costs else None
     is_late = [one.is_late for one in outcomes]
     can_fall_back = limits.fallback != "never" and bool(_on(Market.ON_DEMAND, plans))
     return Estimate(
@@ -183,8 +198,8 @@ def compute_estimate(
         min_workers=min_workers,
         limits=limits,
         earliest_deadline_s=hours * 3600 if can_fall_back else None,
-        worst_case_usd=max(*costs, on_demand_usd) if costs else None,
-        costs_usd=tuple(costs),
+        worst_case_usd=_sum(worst_usd, highest_usd),
+        costs_usd=() if expected_usd is None else tuple(usd + expected_usd for usd in costs),
         finish_s=distribution([_finished(one, one.finish_s) for one in outcomes]),
         deadline_share=None if limits.deadline_s is None else 1 - sum(is_late) / len(is_late),
         offers=tuple(_offer_table(plans, limits, replay_mean)),
@@ -193,7 +208,25 @@ def compute_estimate(
         unfinished_share=sum(one.finish_s is None for one in outcomes) / len(outcomes),
         as_of_ms=system.wall_ms(),
         remarks=(*markets.remarks, *_price_remarks(plans, used), *_group_remarks(group)),
+        feeders=fed,
     )
+
+
+def _estimate_feeders(feeders: FeederSpec | None, limits: EstimateLimits) -> FeederEstimate | None:
+    if feeders is None or not feeders.max_nodes:
+        return None
+    training_s = limits.training_time_s
+    return FeederEstimate(
+        min_machines=feeders.min_nodes,
+        max_machines=feeders.max_nodes,
+        usd_per_hour=feeders.usd_per_hour,
+        expected_usd=feeder_cost_usd(feeders, training_s).lowest,
+        highest_usd=feeder_cost_usd(feeders, training_s + limits.changeover_s).highest,
+    )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
 
 
 def _used_offers(plans: Sequence[OfferPlan], limits: EstimateLimits) -> list[OfferPlan]:

@@ -28,6 +28,7 @@ import msgspec
 from msgspec.structs import replace
 
 from spotfit.checkpoint.snapshot_channel import run_save_at_end
+from spotfit.client.bill_text import format_price_range
 from spotfit.client.console import format_event
 from spotfit.client.cost_limits import decision_interval_s
 from spotfit.client.keyring import RunKeyring, open_authenticated
@@ -161,6 +162,9 @@ def _changed_settings(request: FitRequest, spec: RunSpec) -> set[str]:
         storage_url=spec.storage_url,
         code_bundle=spec.code_bundle,
     )
+    if spec.feeders is not None:
+        feeders = replace(spec.feeders, offers=(), networks=(), usd_per_hour=None)
+        spec = replace(spec, feeders=feeders)
     # Compared as JSON data: the active spec was read from JSON, where tuples became lists.
     active_data, requested_data = (
         msgspec.json.decode(msgspec.json.encode(each)) for each in (spec, requested)
@@ -309,7 +313,12 @@ def _register_run(
     cost = preflight.cost
     if not cost.offers:
         cost = replace(cost, offers=offer_query.wait())
-    spec = replace(spec, timing=timing, market_prior=market_prior, cost=cost)
+    of_feeders = preflight.feeders.offers if preflight.feeders is not None else ()
+    if text := format_price_range(of_feeders):
+        log.info("offers.listed", text=f"price of a machine for feeders: {text}")
+    spec = replace(
+        spec, timing=timing, market_prior=market_prior, cost=cost, feeders=preflight.feeders
+    )
     # Last: from this entry on, any agent that starts finds the code bundle in the store.
     _append_fit_started(ledger, spec)
     url = preflight.store.url

@@ -30,6 +30,7 @@ from spotfit.client.cost_limits import (
     limits_after,
     read_limits,
 )
+from spotfit.client.feeder_plan import feeder_request, plan_feeders
 from spotfit.client.offer_query import query_offers
 from spotfit.client.run_config import (
     DEFAULT_STORAGE_PATH,
@@ -58,11 +59,12 @@ from spotfit.host import env, log, system
 from spotfit.host.env import ignored_ray_variables
 from spotfit.ledger.journal import read_run_id
 from spotfit.model.config import FailureConfig, ScalingConfig
-from spotfit.model.group import GroupPlan, GroupRequest, Role
+from spotfit.model.group import GroupPlan, GroupRequest, Software
 from spotfit.model.offer import Market, Offer
 from spotfit.model.spec import (
     CostSpec,
     FailureLimits,
+    FeederSpec,
     HangDetectionConfig,
     RetentionConfig,
     RunSpec,
@@ -71,8 +73,10 @@ from spotfit.model.spec import (
 from spotfit.model.user_callback import UserCallback
 from spotfit.model.validation_config import ValidationConfig
 from spotfit.model.view import JournalView
+from spotfit.provision import feeder_backend
 from spotfit.provision.api import Provisioner, open_client, prewarm
 from spotfit.provision.combined import NAME as COMBINED_NAME
+from spotfit.provision.feeder_backend import backends_of
 from spotfit.provision.offers import OfferListing
 from spotfit.provision.profile import (
     non_default_options,
@@ -114,9 +118,28 @@ class FitRequest:
         """Return provisioner name and options, such as ("aws_batch", {"queues": ("spot",)}).
 
         The options are the non-default ones, merged from the call, environment variables and
-        `spotfit.toml`, which is read. Raises `ConfigError` for invalid values or an unknown
+        `spotfit.toml`, which is read. With a backend of their own for feeders, both are options of
+        one that routes between them. Raises `ConfigError` for invalid values or an unknown
         provisioner.
         """
+        feeders = self.data_feeders
+        if feeders is None or feeders.provisioner is None or not self.datasets:
+            return self._resolve_workers()
+        errors = ErrorCollector()
+        of_feeders = dataclasses.replace(self, provisioner=feeders.provisioner, data_feeders=None)
+        workers = errors.check(self._resolve_workers)
+        others = errors.check(of_feeders.resolve_provisioner)
+        errors.raise_all()
+        assert workers is not None
+        assert others is not None
+        return feeder_backend.NAME, {"workers": [*workers], "feeders": [*others]}
+
+    @property
+    def feeder_spec(self) -> FeederSpec | None:
+        """The feeders of the run; None without datasets, which they would transform."""
+        return self.data_feeders.spec if self.data_feeders and self.datasets else None
+
+    def _resolve_workers(self) -> tuple[str, dict[str, Any]]:
         if isinstance(self.provisioner, (list, tuple)):
             return self._combine_provisioners(self.provisioner)
         name, options = self.select_provisioner()
@@ -205,7 +228,7 @@ class FitRequest:
             share_devices=hooks is not None and hooks.share_cuda_visible_devices,
             hang_detection=_hang_detection_config(),
             validation=_validation_spec(self.validation) if self.validation is not None else None,
-            feeders=self.data_feeders.spec if self.data_feeders and self.datasets else None,
+            feeders=self.feeder_spec,
         )
 
     def fingerprint(self) -> str:
@@ -455,6 +478,8 @@ class PreflightResult:
     `ConfigErrors`. None for a new run, whose limits were checked, and without limits."""
     datasets: dict[str, Any] = field(default_factory=dict)
     """The trainer's datasets by name, with their files listed."""
+    feeders: FeederSpec | None = None
+    """The feeders of the run, with their offers and price as far as they are needed."""
 
     @property
     def name(self) -> str:
@@ -482,19 +507,15 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     callbacks = checks.check(load_callbacks_from_env)
     checks.check(lambda: backend_hooks_class(request.backend_config))
     if provisioner is not None:
-        to_install = runtime_env.pip_distributions() if runtime_env is not None else ()
-        software = provisioner.traits.software
-        # Packages of the runtime environment are installed on nodes before the function is loaded.
-        for mismatch in predict_mismatches(software, to_install=to_install):
-            checks.add(mismatch)
-        if runtime_env is not None and software.is_callers:
-            required = request.backend_config.required_modules(runtime_env.env_vars)
-            checks.check(lambda: check_installed(required, to_install=to_install))
+        checks.check(lambda: _check_software(request, provisioner, runtime_env))
     if storage is not None and provisioner is not None:
-        checks.check(lambda: _check_storage_is_shared(storage, request.run, provisioner))
-    plan = None
+        backend = next(backends_of(provisioner))
+        checks.check(lambda: _check_storage_is_shared(storage, request.run, backend))
+    feeders = plan = None
+    if provisioner is not None:
+        feeders = checks.check(lambda: _plan_feeders(request, provisioner))
     if storage is not None and provisioner is not None:
-        plan = checks.check(lambda: _plan_cost(request, provisioner, storage))
+        plan = checks.check(lambda: _plan_cost(request, provisioner, storage, feeders))
     # Limits of a run with earlier fits depend on its journal, which is read later.
     is_continued = False
     if storage is not None and name is not None and plan is not None:
@@ -516,7 +537,29 @@ def run_preflight(request: FitRequest) -> PreflightResult:
     location = resolve_filesystem_location(run)
     cost = CostSpec() if plan is None else plan.spec
     check = plan.check_continued if plan is not None and is_continued else None
-    return PreflightResult(run, store, location, provisioner, runtime_env, cost, check, datasets)
+    return PreflightResult(
+        run, store, location, provisioner, runtime_env, cost, check, datasets, feeders
+    )
+
+
+def _check_software(
+    request: FitRequest, provisioner: Provisioner, runtime_env: RuntimeEnv | None
+) -> None:
+    checks = ErrorCollector()
+    to_install = runtime_env.pip_distributions() if runtime_env is not None else ()
+    checked: list[Software] = []
+    for backend in backends_of(provisioner):
+        software = backend.traits.software
+        if software in checked:
+            continue
+        checked.append(software)
+        # Packages of the runtime environment are installed on nodes before the function is loaded.
+        for mismatch in predict_mismatches(software, to_install=to_install):
+            checks.add(mismatch)
+        if runtime_env is not None and software.is_callers:
+            required = request.backend_config.required_modules(runtime_env.env_vars)
+            checks.check(partial(check_installed, required, to_install=to_install))
+    checks.raise_all()
 
 
 def _open_datasets(request: FitRequest, run_folder: Store | None) -> dict[str, Any]:
@@ -568,25 +611,38 @@ class _CostPlan(NamedTuple):
         self.check(limits_after(self.limits, view, now_ms, workers=self.workers))
 
 
-def _plan_cost(request: FitRequest, provisioner: Provisioner, storage: Store) -> _CostPlan | None:
+def _plan_cost(
+    request: FitRequest,
+    provisioner: Provisioner,
+    storage: Store,
+    feeders: FeederSpec | None,
+) -> _CostPlan | None:
     """Return the limits of the cost with the offers that the run may use; rents nothing.
 
     None if the backend may choose the machines.
     """
+    workers_backend = next(backends_of(provisioner)).name
     # Without limits no other clock is needed.
     limits = read_limits(request.run, provisioner.traits, system.wall_ms())
-    is_combined = provisioner.name == COMBINED_NAME
+    is_combined = workers_backend == COMBINED_NAME
     if not limits.is_set and not is_combined:
         return None
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
-    limits = read_limits(request.run, provisioner.traits, now_ms)
+    limits = read_limits(request.run, provisioner.traits, now_ms, feeders)
     listing = query_offers(provisioner, largest_group(request))
     plans, listing = _plan_offers(request, provisioner, listing)
     if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
         return None  # without prices the backends are tried in their order
     spec = cost_spec(limits, plans, now_ms, listed=listing.offers)
     workers = request.scaling.max_workers
-    return _CostPlan(limits, plans, listing, provisioner.name, workers, spec)
+    return _CostPlan(limits, plans, listing, workers_backend, workers, spec)
+
+
+def _plan_feeders(request: FitRequest, provisioner: Provisioner) -> FeederSpec | None:
+    spec, has_budget = request.feeder_spec, request.run.budget_usd is not None
+    if spec is None:
+        return None
+    return plan_feeders(spec, provisioner, largest_group(request), needs_price=has_budget)
 
 
 def _plan_offers(
@@ -719,19 +775,16 @@ def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
     _open_client(backend.provisioner)
     # Otherwise unavailable resources would be detected only when the machines are requested.
-    single_machines: list[tuple[Role, dict[str, float]]] = []
     if request.validation is not None and request.validation.own_machine is not False:
-        single_machines.append(("validate", request.validation.resources))
-    if request.data_feeders is not None and request.data_feeders.spec.max_nodes:
-        single_machines.append(("feed", request.data_feeders.spec.resources))
-    for role, resources in single_machines:
         backend.provisioner.plan(
             GroupRequest(
                 token=PREFLIGHT_TOKEN,
                 num_workers=1,
                 total_workers=1,
-                resources_per_worker=resources,
-                role=role,
+                resources_per_worker=request.validation.resources,
+                role="validate",
             )
         )
+    if request.data_feeders is not None and request.data_feeders.spec.max_nodes:
+        backend.provisioner.plan(feeder_request(request.data_feeders.spec, largest_group(request)))
     return backend.provisioner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from spotfit.control.background_calls import BackgroundCalls
@@ -22,15 +23,15 @@ class PriceWatch:
         self.listed: tuple[Offer, ...] = ()
         """Empty before the first answer. Prices that could not be read are None."""
 
-    def advance(self, request: GroupRequest, now: float, *, every_s: float) -> None:
+    def advance(self, requests: Sequence[GroupRequest], now: float, *, every_s: float) -> None:
         """Start a listing if one is due, and collect its result; does not block.
 
-        `request` describes the machines. A failed listing is logged, and repeated after `every_s`
+        `requests` describe the machines. A failed listing is logged, and repeated after `every_s`
         seconds; the last prices are kept.
         """
         if now < self._next_at:
             return
-        call = partial(list_offers, self._provisioner, request)
+        call = partial(_list_all, self._provisioner, requests)
         result = self._background_calls.run("list offers", call)
         if result is None:
             return
@@ -38,4 +39,9 @@ class PriceWatch:
         if result.error is not None:
             log.warning("offers.not_listed", reason=f"{result.error}")
         else:
-            self.listed = result.value.offers
+            self.listed = result.value
+
+
+def _list_all(provisioner: Provisioner, requests: Sequence[GroupRequest]) -> tuple[Offer, ...]:
+    listings = [list_offers(provisioner, request) for request in requests]
+    return tuple(offer for listing in listings for offer in listing.offers)

@@ -8,7 +8,7 @@ paid twice (docs/decisions/0006): `GroupPlanned` is appended with a new token, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import assert_never
 
@@ -42,6 +42,7 @@ from spotfit.model.group import (
     find_node_status,
 )
 from spotfit.model.leader_state import LeaderState
+from spotfit.model.spec import RunSpec
 from spotfit.policy.actions import (
     AppendEvent,
     Idle,
@@ -197,8 +198,8 @@ class Reconciler:
         """
         view = self._journal_writer.view
         if view.spec.cost.chooses_offers and view.fit_end is None:
-            request = self._group_request(view.spec.max_workers, Token("t-prices"))
-            self._price_watch.advance(request, now, every_s=view.spec.timing.price_interval_s)
+            requests = list(self._price_requests(view.spec))
+            self._price_watch.advance(requests, now, every_s=view.spec.timing.price_interval_s)
         held = self._held_groups() | self._ending_groups()
         for token in held:
             self._held_since.setdefault(token, now)
@@ -433,6 +434,19 @@ class Reconciler:
             run_name=spec.name,
             run_id=spec.run_id,
         )
+
+    def _price_requests(self, spec: RunSpec) -> Iterator[GroupRequest]:
+        """The requests whose offers the leader knows: of workers, and of feeders with others."""
+        request = self._group_request(spec.max_workers, Token("t-prices"))
+        yield request
+        if spec.feeders is not None and spec.feeders.offers:
+            yield replace(
+                request,
+                num_workers=1,
+                total_workers=1,
+                resources_per_worker=spec.feeders.resources,
+                role="feed",
+            )
 
     def _submit_group(self, token: Token, now: float) -> tuple[bool, Wait]:
         view = self._journal_writer.view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from spotfit.core.errors import ConfigError
 from spotfit.core.input_checks import ErrorCollector, suggest_keywords
@@ -25,11 +26,14 @@ class Feeders:
         cpus: Processors of each machine; it runs as many processes.
         processes: Processes beside each worker; None: one less than its share of the processors,
             at most 8.
+        provisioner: The backend of these machines, as in the trainer; None: that of the workers.
+            It must be of the same kind and network, because workers connect to feeders.
     """
 
     nodes: int | tuple[int, int] = 0
     cpus: float = 8
     processes: int | None = None
+    provisioner: Any = None
 
     def __post_init__(self) -> None:
         errors = ErrorCollector()
@@ -48,6 +52,7 @@ class Feeders:
                     do="Omit it for a number that depends on the machine.",
                 )
             )
+        errors.check(self._check_provisioner)
         errors.raise_all()
 
     @property
@@ -68,6 +73,18 @@ class Feeders:
                 f"Feeders(nodes={self.nodes!r}) must be a number of machines from 0 on, or (min, "
                 "max).",
                 do="Write nodes=2, or nodes=(0, 4) to rent machines while the workers wait.",
+            )
+
+    def _check_provisioner(self) -> None:
+        if isinstance(self.provisioner, list | tuple):
+            raise ConfigError(
+                "Feeders(provisioner=[…]) names several backends; feeders have one.",
+                do="Name the backend whose machines the workers can connect to.",
+            )
+        if self.provisioner is not None and self.nodes in (0, (0, 0)):
+            raise ConfigError(
+                "Feeders(provisioner=…) has no effect without machines.",
+                do="Set the number of machines, such as nodes=2, or omit provisioner.",
             )
 
 

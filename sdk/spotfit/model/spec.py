@@ -144,6 +144,14 @@ class FeederSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of each machine."""
     processes_per_worker: int | None = None
     """Processes beside each worker; None: depends on the processors of its machine."""
+    offers: tuple[Offer, ...] = ()
+    """The offers of the feeders' own backend, which workers never use; empty without one. Later
+    prices are in the journal."""
+    networks: tuple[str, ...] = ()
+    """The networks of workers in which that backend rents machines; empty: all."""
+    usd_per_hour: float | None = None
+    """The highest price of a machine when the fit was started; None if it is unknown or was not
+    asked for."""
 
 
 class CostSpec(msgspec.Struct, frozen=True, kw_only=True):

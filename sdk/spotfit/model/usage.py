@@ -283,7 +283,8 @@ def _start_fit(usage: Usage, spec: RunSpec, at_ms: int) -> Usage:
         is_over=False,
         proof_margin_ms=round(margin_s * 1000),
     )
-    return _with_offers(_without_expired(started, at_ms), spec.cost.offers, at_ms)
+    offers = (*spec.cost.offers, *(spec.feeders.offers if spec.feeders is not None else ()))
+    return _with_offers(_without_expired(started, at_ms), offers, at_ms)
 
 
 def _request_group(

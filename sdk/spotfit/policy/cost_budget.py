@@ -13,7 +13,7 @@ from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Offer
 from spotfit.model.spec import RunTiming
 from spotfit.model.usage import bill_of
-from spotfit.model.view import View
+from spotfit.model.view import MachineGroup, View
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import SELF_EXIT_TIMEOUT_S
 from spotfit.policy.offer_prices import current_offers
@@ -54,13 +54,18 @@ def affords(view: View, state: LeaderState, *offers: Offer) -> bool:
 
     They must pay for their start, or they would train nothing. True without a budget.
     """
-    if view.spec.cost.budget_usd is None or state.wall_ms is None:
-        return True
     usd_per_hour = sum(
         offer.price.usd_per_hour * view.spec.cost.machines.get(offer.name, 1)
         for offer in offers
         if offer.price is not None
     )
+    return affords_price(view, state, usd_per_hour)
+
+
+def affords_price(view: View, state: LeaderState, usd_per_hour: float) -> bool:
+    """Whether the budget suffices for machines of that price, beside those that are rented."""
+    if view.spec.cost.budget_usd is None or state.wall_ms is None:
+        return True
     return budget_left_s(view, state, more_usd_per_hour=usd_per_hour) > start_time_s(view)
 
 
@@ -121,7 +126,13 @@ def _usd_per_hour(view: View) -> float:
         if offer.price is not None
     }
     return sum(
-        prices.get(group.offer.name, 0.0) * len(group.active_nodes)
+        prices.get(_offer_of(group), 0.0) * len(group.active_nodes)
         for group in view.groups.values()
-        if group.offer is not None
     )
+
+
+def _offer_of(group: MachineGroup) -> str:
+    """The name of its offer; that of feeders, which the backend chooses, once it is granted."""
+    if group.offer is not None:
+        return group.offer.name
+    return group.handle.offer if group.handle is not None else ""

@@ -13,7 +13,8 @@ maximum, their number follows the share of time for which workers wait for rows:
 The measurement begins again with every change of the machines. Each release doubles the time until
 the next one, because the workers may wait again without the machine. A lost machine, or one with a
 preemption notice, is replaced. Feeders hold no state, so nothing has to be saved before their
-release (docs/decisions/0077).
+release (docs/decisions/0077). None is requested while the workers are in a network in which the
+feeders' backend has no machines, or if the budget does not suffice for its start.
 
 Machines that fail before they work are replaced as often in a row as those of workers, with pauses.
 Then the fit requests none any more, and the workers transform their rows themselves:
@@ -37,9 +38,10 @@ from spotfit.core.backoff import exponential_backoff_s
 from spotfit.core.units import format_count
 from spotfit.model.events import FailureCause, FeedersStopped, NodeLost
 from spotfit.model.leader_state import LeaderState, NoRound
+from spotfit.model.spec import FeederSpec
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import View
-from spotfit.policy import capacity, retry_budget
+from spotfit.policy import capacity, cost_budget, retry_budget
 from spotfit.policy.actions import AppendEvent, LeaderAction, ReleaseGroups, RequestMachines, Wait
 
 # Below, a further machine would save less of the accelerators' time than noise.
@@ -131,7 +133,7 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
         return
     wanted, reason = feeder_count(view, state)
     staying = len(capacity.staying_nodes(view, state, "feed"))
-    if wanted <= staying:
+    if wanted <= staying or not _may_rent(view, state, view.spec.feeders):
         return
     # Where one works, also with a preemption notice, the environment can be set up.
     is_working = any(one.feeder is not None for one in state.members.values())
@@ -179,6 +181,15 @@ def release_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
         yield ReleaseGroups(max(candidates, key=lambda one: view.groups[one].planned_slot))
     elif view.round is None and idle_until is not None:
         yield Wait(idle_until, "no round is open, so feeders have nothing to do")
+
+
+def _may_rent(view: View, state: LeaderState, feeders: FeederSpec) -> bool:
+    """Whether their backend has machines in the network of the workers, and the budget suffices."""
+    # A run whose workers have one machine may not know its network by name.
+    if feeders.networks and view.network and view.network not in feeders.networks:
+        return False
+    # A price that is unknown at the start is one without a budget.
+    return cost_budget.affords_price(view, state, feeders.usd_per_hour or 0.0)
 
 
 def _failure_reason(view: View) -> str | None:

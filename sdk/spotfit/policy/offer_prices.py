@@ -11,11 +11,13 @@ from spotfit.model.view import View
 
 
 def current_offers(view: View) -> tuple[Offer, ...]:
-    """Return the offers of the run's spec with the prices that were recorded last."""
-    prices = view.market.prices
-    return tuple(
-        replace(offer, price=prices.get(offer.name, offer.price)) for offer in view.spec.cost.offers
-    )
+    """Return the offers of the run's spec with the prices that were recorded last.
+
+    Including those for feeders only, which are not in `CostSpec.machines`.
+    """
+    prices, feeders = view.market.prices, view.spec.feeders
+    offers = (*view.spec.cost.offers, *(feeders.offers if feeders is not None else ()))
+    return tuple(replace(offer, price=prices.get(offer.name, offer.price)) for offer in offers)
 
 
 def price_changes(view: View, state: LeaderState) -> PricesChanged | None:

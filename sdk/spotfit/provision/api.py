@@ -110,7 +110,8 @@ class Provisioner(Protocol):
 
     `plan` is pure. `submit`, `observe` and `cancel` block on the backend's API, are idempotent, and
     may be called from any process. The entry point names the class, which has
-    `with_options(**options)` as constructor.
+    `with_options(**options)` as constructor. It may have a tuple `network_options`: the names of
+    options that must be equal for machines of two objects of it to connect to each other.
     """
 
     @property

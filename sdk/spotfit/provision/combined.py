@@ -111,7 +111,7 @@ class CombinedProvisioner:
                 # Two backends of one kind, such as two projects, may use the same names.
                 name = f"{offer.name}#{index}" if offer.name in known else offer.name
                 options = {**offer.options, _BACKEND: str(index)}
-                network = _join_network(index, offer.network)
+                network = join_network(index, offer.network)
                 offers.append(replace(offer, name=name, network=network, options=options))
             remarks += listing.remarks
         return OfferListing(offers=tuple(offers), remarks=tuple(remarks))
@@ -185,7 +185,8 @@ def _own_launch(backend: Provisioner, launch: AgentLaunchSpec) -> AgentLaunchSpe
     return dataclasses.replace(launch, notice_sources=backend.traits.notice_sources)
 
 
-def _join_network(index: int, network: str) -> str:
+def join_network(index: int, network: str) -> str:
+    """Return the name of a network of the backend with that index among those of the run."""
     return f"{index}:{network}"
 
 
@@ -204,7 +205,7 @@ def _join_handle(index: int, handle: GroupHandle, plan: GroupPlan) -> GroupHandl
         handle,
         provisioner=NAME,
         detail={_BACKEND: index, "provisioner": handle.provisioner, "detail": handle.detail},
-        network=_join_network(index, handle.network),
+        network=join_network(index, handle.network),
         offer=plan.body.get("offer", handle.offer),
     )
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotfit.core.errors import ConfigError
 from spotfit.model.group import GroupRequest
 from spotfit.model.offer import Market, Offer
-from spotfit.provision.api import Provisioner
+from spotfit.provision.api import Provisioner, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,18 @@ def list_offers(provisioner: Provisioner, request: GroupRequest) -> OfferListing
     )
     remark = f"The backend {provisioner.name} has no prices."
     return OfferListing(offers=(offer,), remarks=(remark,))
+
+
+def highest_default_price(listing: OfferListing, traits: Traits) -> float | None:
+    """Return the highest price in USD per hour of what a request without an offer may be granted.
+
+    `traits` are those of the backend. None if a price of it is unknown.
+    """
+    market = Market.SPOT if traits.spot else Market.ON_DEMAND
+    offers = [one for one in listing.offers if one.name == listing.default]
+    offers = offers or [one for one in listing.offers if one.market is market]
+    prices = [one.price.usd_per_hour for one in offers or listing.offers if one.price is not None]
+    return max(prices) if prices and len(prices) == len(offers or listing.offers) else None
 
 
 def offer_name(provisioner: str, market: Market, *parts: str) -> str:

@@ -24,6 +24,7 @@ from spotfit.model.events import (
     GroupRefused,
     GroupsReleased,
     GroupSubmitted,
+    JournalEvent,
     LeaderElected,
     NodeLost,
     PreemptedNodes,
@@ -448,13 +449,14 @@ def test_an_agent_of_an_unknown_group_exits() -> None:
     assert cluster.is_training
 
 
-def start_next_fit() -> FakeCluster:
-    """A cluster whose fit is followed by another one before its machines are released."""
+def start_next_fit(*between: JournalEvent) -> FakeCluster:
+    """A cluster whose fit is followed by another one before its machines have ended."""
     cluster = FakeCluster()
     cluster.wait_for_round()
     cluster.boots_granted = False
     cluster.hang_store()
-    cluster.append(FitEnded(outcome="cancelled"))
+    for event in (FitEnded(outcome="cancelled"), *between):
+        cluster.append(event)
     cluster.append(FitStarted(spec=cluster.view.spec))
     cluster.restore_store()
     return cluster
@@ -467,6 +469,14 @@ def test_agents_of_an_earlier_fit_exit_and_do_not_lead_the_next_one() -> None:
     assert cluster.view.epoch == epoch
     assert all(node.agent.is_abandoned for node in cluster.nodes.values())
     assert cluster.view.unsettled_groups.keys() == {"t-1"}
+
+
+def test_agents_that_an_earlier_fit_has_released_do_not_lead_the_next_one() -> None:
+    cluster = start_next_fit(GroupsReleased(token=Token("t-1")))
+    epoch = cluster.view.epoch
+    assert not cluster.view.unsettled_groups
+    cluster.advance_until(lambda: all(node.has_exited for node in cluster.nodes.values()))
+    assert cluster.view.epoch == epoch
 
 
 def test_the_leading_agent_releases_groups_of_an_earlier_fit() -> None:

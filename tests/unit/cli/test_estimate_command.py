@@ -60,3 +60,22 @@ def test_an_invalid_duration_is_an_error(recordings: Path) -> None:
     failed = invoke(recordings, "--deadline", "soon")
     assert isinstance(failed.exception, ConfigError)
     assert failed.exit_code == 1
+
+
+def test_feeders_of_another_machine_type_are_part_of_the_estimate(recordings: Path) -> None:
+    cheap = BACKEND.replace("machine_type=m", "machine_type=c").replace('"spot":1', '"spot":0.1')
+    feeders = ("--feeders", "4", "--min-feeders", "2", "--feeder-cpus", "16")
+    arguments = (*feeders, "--feeder-provisioner", cheap, "--changeover", "1h", "--json")
+    record: dict[str, Any] = json.loads(invoke(recordings, *arguments).stdout)
+    assert record["usd"]["mean"] == pytest.approx(2 * 3.0 + 2 * 0.1 * 2)
+    assert record["feeders"] == {
+        "min_machines": 2,
+        "max_machines": 4,
+        "usd_per_hour": 0.1,
+        "expected_usd": pytest.approx(0.4),
+        "highest_usd": pytest.approx(1.2),
+    }
+    alike: dict[str, Any] = json.loads(
+        invoke(recordings, "--feeders", "1", "--changeover", "1h", "--json").stdout
+    )
+    assert alike["feeders"]["expected_usd"] == pytest.approx(2 * 1.0)

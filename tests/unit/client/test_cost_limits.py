@@ -14,6 +14,7 @@ from spotfit.client.cost_limits import (
     check_limits,
     cost_spec,
     expected_cost_usd,
+    feeder_cost_usd,
     limits_after,
     read_limits,
     worst_cost_usd,
@@ -22,6 +23,7 @@ from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
 from spotfit.model.market_record import MarketRecord, MeasuredSpeed
 from spotfit.model.offer import Market, Offer, Price
+from spotfit.model.spec import FeederSpec
 from spotfit.model.view import JournalView
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
@@ -242,6 +244,44 @@ def test_on_demand_machines_count_only_if_they_may_be_rented(
     equal = a_plan("equal", 1.0, Market.ON_DEMAND)
     fields = limits(uses_on_demand=uses_on_demand)
     assert expected_cost_usd(fields, [SPOT], [equal]) == pytest.approx(2.0 * hours)
+
+
+# --- Feeders --------------------------------------------------------------------------------------
+
+FEEDERS = FeederSpec(min_nodes=1, max_nodes=4, usd_per_hour=0.5)
+
+
+def test_the_smallest_number_of_feeders_is_expected_and_the_largest_the_worst_case() -> None:
+    fed = limits(feeders=FEEDERS)
+    hours = 10 + (1800 + 60) / HOUR_S
+    assert worst_cost_usd(fed, [ON_DEMAND]) == pytest.approx((8.0 + 2.0) * hours)
+    assert expected_cost_usd(fed, [SPOT], []) == pytest.approx(23.0 + 0.5 * 10)
+
+
+def test_feeders_are_part_of_the_budget() -> None:
+    fields = {"deadline_s": 50 * HOUR_S, "uses_on_demand": True}
+    assert errors(limits(budget_usd=100.0, **fields), SPOT, ON_DEMAND) == []
+    (error,) = errors(limits(budget_usd=100.0, feeders=FEEDERS, **fields), SPOT, ON_DEMAND)
+    assert error.message == (
+        "The deadline cannot be guaranteed for $100.00: worst case $105.17, expected $28.00, with "
+        "the machines for feeders."
+    )
+    (error,) = errors(limits(budget_usd=27.0, feeders=FEEDERS), SPOT)
+    assert error.message.startswith("The training is expected to cost $28.00, with the machines")
+
+
+def test_feeders_of_unknown_price_are_an_error_with_a_budget_only() -> None:
+    unpriced = FeederSpec(min_nodes=0, max_nodes=4)
+    (error,) = errors(limits(budget_usd=1000.0, feeders=unpriced), SPOT)
+    assert "needs the price of machines for feeders" in error.message
+    assert errors(limits(deadline_s=50 * HOUR_S, feeders=unpriced), SPOT) == []
+    assert errors(limits(budget_usd=1000.0, feeders=FeederSpec()), SPOT) == []
+
+
+def test_the_cost_of_feeders_is_known_without_machines() -> None:
+    assert feeder_cost_usd(None, HOUR_S) == (0.0, 0.0)
+    assert feeder_cost_usd(FeederSpec(min_nodes=0, max_nodes=2), HOUR_S) == (0.0, None)
+    assert feeder_cost_usd(FEEDERS, 2 * HOUR_S) == (1.0, 4.0)
 
 
 # --- Spec -----------------------------------------------------------------------------------------

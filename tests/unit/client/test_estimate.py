@@ -10,6 +10,7 @@ import pytest
 from spotfit.client.estimate import (
     Estimate,
     EstimateLimits,
+    FeederEstimate,
     OfferEstimate,
     distribution,
     format_confirmation,
@@ -192,3 +193,29 @@ def test_the_confirmation_has_three_lines() -> None:
 )
 def test_amounts_have_cents_below_a_thousand_dollars(usd: float | None, text: str) -> None:
     assert format_usd(usd) == text
+
+
+@pytest.mark.parametrize(
+    ("machines", "usd", "text"),
+    [
+        (
+            (1, 4),
+            0.25,
+            "Feeders: 1 to 4 machines at $0.25 per hour, in the cost with $2.50 (expected) and "
+            "$10.17 (worst case).",
+        ),
+        ((2, 2), None, "Feeders: 2 machines, whose price is unknown."),
+    ],
+)
+def test_feeders_are_shown_with_their_share_of_the_cost(
+    machines: tuple[int, int], usd: float | None, text: str
+) -> None:
+    feeders = FeederEstimate(
+        min_machines=machines[0],
+        max_machines=machines[1],
+        usd_per_hour=usd,
+        expected_usd=2.5,
+        highest_usd=10.17,
+    )
+    assert text in str(an_estimate(feeders=feeders)).split("\n")
+    assert "Feeders" not in str(an_estimate())

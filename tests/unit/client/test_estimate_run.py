@@ -24,7 +24,7 @@ from spotfit.host import plugins
 from spotfit.model.config import ScalingConfig
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.replay import ReplayedGroup, ReplayedJob, ReplayOutcome
-from spotfit.model.spec import RunTiming
+from spotfit.model.spec import FeederSpec, RunTiming
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 from tests.unit.client.harness import ClientHarness
@@ -76,6 +76,7 @@ def estimate(
     *offers: Offer,
     markets: RecordingMarkets | None = None,
     workers: tuple[int, int] = (2, 2),
+    feeders: FeederSpec | None = None,
     **limits: Any,
 ) -> Estimate:
     given: dict[str, Any] = {
@@ -91,6 +92,7 @@ def estimate(
         markets or RecordingMarkets(),
         min_workers=workers[0],
         max_workers=workers[1],
+        feeders=feeders,
     )
 
 
@@ -103,6 +105,36 @@ def test_a_constant_market_costs_what_its_machines_cost() -> None:
     assert found.earliest_deadline_s == pytest.approx(10 * HOUR_S + 600)
     assert (found.is_guaranteed, found.deadline_share) == (True, 1.0)
     assert found.remarks == ("other.json is not used.",)
+
+
+FEEDERS = FeederSpec(min_nodes=1, max_nodes=4, usd_per_hour=0.25)
+
+
+def test_feeders_are_part_of_the_cost() -> None:
+    found = estimate(SPOT, ON_DEMAND, deadline_s=20 * HOUR_S, feeders=FEEDERS, budget_usd=65.0)
+    assert found.usd is not None
+    assert found.usd.mean == pytest.approx(1.0 * MACHINE_HOURS + 0.25 * 10)
+    highest_usd = 4 * 0.25 * (10 + 1 / 6)
+    assert found.worst_case_usd == pytest.approx(3.0 * MACHINE_HOURS + highest_usd)
+    assert not found.is_guaranteed, "the workers alone cost less than the budget"
+    assert found.feeders is not None
+    assert (found.feeders.min_machines, found.feeders.max_machines) == (1, 4)
+    assert found.feeders.expected_usd == pytest.approx(2.5)
+    assert found.feeders.highest_usd == pytest.approx(highest_usd)
+    assert found.offers[0].expected_usd == pytest.approx(1.0 * MACHINE_HOURS)
+
+
+def test_an_unknown_price_of_feeders_makes_the_cost_with_them_unknown() -> None:
+    unpriced = FeederSpec(min_nodes=0, max_nodes=4)
+    found = estimate(SPOT, feeders=unpriced)
+    assert found.worst_case_usd is None
+    assert found.usd is not None
+    assert found.usd.mean == pytest.approx(1.0 * MACHINE_HOURS)
+    assert estimate(SPOT, feeders=FeederSpec(min_nodes=1, max_nodes=4)).usd is None
+
+
+def test_a_run_without_machines_for_feeders_has_no_estimate_of_them() -> None:
+    assert estimate(SPOT, feeders=FeederSpec(processes_per_worker=4)).feeders is None
 
 
 def test_without_a_deadline_only_spot_machines_are_replayed() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import spotfit.data
 from spotfit.client import fit as fitting
 from spotfit.client.fit import start_run
 from spotfit.client.request import FitRequest
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
+from spotfit.data.feeders import Feeders
 from spotfit.model.events import FitEnded
 from spotfit.model.group import GroupRequest
 from spotfit.model.offer import Market, Offer, Price
@@ -71,3 +74,40 @@ def test_the_deadline_of_an_active_run_is_not_checked_again(harness: ClientHarne
     start_run(request(harness, deadline="60h"))
     start_run(request(harness, deadline="10h"))
     assert harness.view.fit_count == 1
+
+
+FEEDERS = Feeders(nodes=(1, 3), cpus=16)
+
+
+def with_feeders(harness: ClientHarness, **limits: Any) -> FitRequest:
+    rows = spotfit.data.range(8)
+    base = request(harness, **limits)
+    return replace(base, datasets={"train": rows}, data_feeders=FEEDERS)
+
+
+def test_the_budget_must_suffice_for_feeders(harness: ClientHarness) -> None:
+    start_run(request(harness, budget_usd=85.0))
+    harness.end_run(FitEnded(outcome="cancelled"))
+    run = RunConfig(
+        name="other", storage_path=harness.storage_path, training_time_s="40h", budget_usd=85.0
+    )
+    with pytest.raises(ConfigError, match=r"expected to cost .*, with the machines for feeders"):
+        start_run(replace(with_feeders(harness), run=run))
+
+
+def test_the_spec_has_the_price_of_feeders_where_a_budget_needs_it(harness: ClientHarness) -> None:
+    start_run(with_feeders(harness, budget_usd=500.0))
+    feeders = harness.view.spec.feeders
+    assert feeders is not None
+    assert (feeders.min_nodes, feeders.max_nodes, feeders.usd_per_hour) == (1, 3, 1.0)
+    assert (feeders.offers, feeders.networks) == ((), ())
+
+
+def test_a_run_with_prices_of_feeders_is_rejoined_unchanged(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        start_run(with_feeders(harness, budget_usd=500.0))
+    shown = capsys.readouterr().err
+    assert "run.rejoined" in shown
+    assert "ignored" not in shown

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from spotfit.client.request import FitRequest
+from spotfit.client.request import FitRequest, plan_group
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
+from spotfit.data.feeders import Feeders
 from spotfit.frameworks.backend_config import Backend, BackendConfig
 from spotfit.model.config import (
     CheckpointConfig,
@@ -226,6 +227,27 @@ def test_missing_options_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert a_request(provisioner="local?nodes=3").resolve_provisioner() == ("local", {"nodes": 3})
     an_object = a_request(provisioner=LocalOptions(idle_s=9.0))
     assert an_object.resolve_provisioner() == ("local", {"nodes": 2, "idle_s": 9.0})
+
+
+def test_feeders_of_another_backend_are_options_of_one_that_routes() -> None:
+    feeders = Feeders(nodes=1, provisioner="local?capacity=4")
+    with_feeders = a_request(
+        provisioner="local?nodes=2", data_feeders=feeders, datasets={"train": object()}
+    )
+    assert with_feeders.resolve_provisioner() == (
+        "with_feeders",
+        {"workers": ["local", {"nodes": 2}], "feeders": ["local", {"capacity": 4}]},
+    )
+    assert with_feeders.feeder_spec == feeders.spec
+    plan = plan_group(with_feeders).plan
+    assert (plan.provisioner, plan.num_nodes) == ("local", 2)
+
+
+def test_without_datasets_there_are_no_feeders() -> None:
+    feeders = Feeders(nodes=1, provisioner="local?capacity=4")
+    without = a_request(provisioner="local", data_feeders=feeders)
+    assert without.resolve_provisioner() == ("local", {})
+    assert without.feeder_spec is None
 
 
 @pytest.mark.parametrize("given", ["?nodes=2", "", 7, {"name": "local"}, LocalLike, object()])

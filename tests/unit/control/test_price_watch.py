@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spotfit.control.price_watch import PriceWatch
 from spotfit.model.group import GroupRequest
@@ -41,7 +42,7 @@ class Watched:
         self.watch = PriceWatch(backend, self.calls)
 
     def advance(self, now: float) -> None:
-        self.watch.advance(a_request(), now, every_s=600.0)
+        self.watch.advance([a_request()], now, every_s=600.0)
 
     def list_at(self, now: float) -> None:
         self.advance(now)
@@ -99,3 +100,13 @@ def test_a_failed_listing_keeps_the_offers_until_the_next_one(
     assert not watched.calls.pending
     watched.list_at(1200.0)
     assert watched.names == ["second"]
+
+
+def test_the_offers_of_several_requests_are_listed_together() -> None:
+    watched = Watched(FIRST, SECOND)
+    requests = [a_request(), replace(a_request(), role="feed")]
+    watched.watch.advance(requests, 0.0, every_s=600.0)
+    watched.calls.complete()
+    watched.watch.advance(requests, 0.0, every_s=600.0)
+    assert watched.names == ["first", "second"]
+    assert watched.provisioner.requests == requests

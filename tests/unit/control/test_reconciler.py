@@ -39,17 +39,20 @@ from spotfit.model.events import (
 from spotfit.model.group import (
     GroupHandle,
     GroupPlan,
+    GroupRequest,
     GroupStatus,
     NodeState,
     NodeStatus,
     Unreachable,
 )
 from spotfit.model.leader_state import LeaderState, NoRound
-from spotfit.model.spec import FeederSpec, RunTiming, ValidationSpec
+from spotfit.model.offer import Market, Offer
+from spotfit.model.spec import CostSpec, FeederSpec, RunTiming, ValidationSpec
 from spotfit.policy.actions import Wait
 from spotfit.policy.time_budget import BACKEND_TIME_LIMIT_MARGIN_S
 from spotfit.provision.api import MachineOutput, Refusal, Traits
 from spotfit.provision.launch import AgentExitCode, AgentLaunchSpec
+from spotfit.provision.offers import OfferListing
 from spotfit.store.api import Store
 from spotfit.store.local import MemoryStore
 from spotfit.testing.builders import (
@@ -244,6 +247,26 @@ def test_a_machine_for_feeders_that_has_not_worked_delays_the_next_request() -> 
     [lost] = [event for event in harness.events if isinstance(event, NodeLost)]
     assert (lost.agent, lost.is_unusable) == (agent, True)
     assert harness.leader.refused_at == {"feed": 7.0}
+
+
+@pytest.mark.parametrize("has_offers", [True, False])
+def test_offers_of_feeders_are_listed_if_they_have_some_of_their_own(*, has_offers: bool) -> None:
+    offer = Offer(name="cpu#feeders", provisioner="local", market=Market.SPOT)
+    feeders = FeederSpec(resources={"CPU": 16.0}, offers=(offer,) if has_offers else ())
+    requests: list[GroupRequest] = []
+
+    class ListingCloud(FakeProvisioner):
+        def offers(self, request: GroupRequest) -> OfferListing:
+            requests.append(request)
+            return OfferListing(offers=())
+
+    harness = LeaderHarness(
+        cloud=ListingCloud(), feeders=feeders, cost=CostSpec(machines={"spot": 2})
+    )
+    harness.leader.observe(0.0, every_s=1.0)
+    expected = [("train", 2), ("feed", 1)] if has_offers else [("train", 2)]
+    assert [(one.role, one.num_workers) for one in requests] == expected
+    assert not has_offers or requests[1].resources_per_worker == {"CPU": 16.0}
 
 
 def test_a_planned_group_is_submitted_by_a_successor_with_the_same_token() -> None:

@@ -42,3 +42,18 @@ def test_invalid_values_are_refused(arguments: dict[str, Any]) -> None:
 def test_all_invalid_values_are_reported_together() -> None:
     with pytest.raises(ConfigErrors, match=r"(?s)nodes=-1.*cpus=0"):
         Feeders(nodes=-1, cpus=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"nodes": 2, "provisioner": ["local", "slurm"]}, "names several backends"),
+        ({"provisioner": "local"}, "has no effect without machines"),
+        ({"nodes": (0, 0), "provisioner": "local"}, "has no effect without machines"),
+    ],
+)
+def test_a_backend_of_their_own_is_one_and_has_machines(
+    arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Feeders(**arguments)

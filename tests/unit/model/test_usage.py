@@ -32,7 +32,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.group import GroupHandle, GroupPlan
 from spotfit.model.offer import Market, Offer, Price
-from spotfit.model.spec import CostSpec, RunTiming
+from spotfit.model.spec import CostSpec, FeederSpec, RunTiming
 from spotfit.model.topology import SnapshotId
 from spotfit.model.usage import RELEASE_LIMIT_S, Usage, bill_of
 from spotfit.model.view import JournalView, View, fold
@@ -119,6 +119,21 @@ def released(**times: Any) -> GroupsReleased:
 
 def a_loss(**fields: Any) -> NodeLost:
     return NodeLost(token=TOKEN, node=0, agent=an_agent_id(0), reason="gone", **fields)
+
+
+def test_machines_for_feeders_have_the_price_of_their_offer() -> None:
+    cpu = an_offer("cpu#feeders", 0.36, provisioner="with_feeders")
+    run = Run()
+    feeders = FeederSpec(offers=(cpu,))
+    run.view = JournalView()
+    cost = CostSpec(offers=(an_offer(), ON_DEMAND))
+    run.add(0, FitStarted(spec=a_spec(cost=cost, feeders=feeders, timing=NO_MARGIN)))
+    run.request(TOKEN, at_s=0, offer="spot")
+    run.request(OTHER, at_s=0, offer="cpu#feeders")
+    for token in (TOKEN, OTHER):
+        run.observe(10, token=token, started_ms=exactly(0), ended_ms=exactly(1000))
+    usd = {one.offer: one.usd for one in run.bill(2000).offers}
+    assert usd == {"spot": pytest.approx(1.0), "cpu#feeders": pytest.approx(0.1)}
 
 
 # --- bounds ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from spotfit.model.events import (
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest, NodeState
 from spotfit.model.leader_state import LeaderState, MemberStatus
 from spotfit.model.offer import Market, Offer, Price
-from spotfit.model.spec import CostSpec, RunTiming
+from spotfit.model.spec import CostSpec, FeederSpec, RunTiming
 from spotfit.model.topology import Round
 from spotfit.model.view import JournalView, View, fold
 from spotfit.testing.builders import (
@@ -59,7 +59,13 @@ class OfferedRun:
     `workers` are the smallest and the largest number of them, if the group is elastic.
     """
 
-    def __init__(self, *offers: Offer, workers: tuple[int, int] = (2, 2), **cost: Any) -> None:
+    def __init__(
+        self,
+        *offers: Offer,
+        workers: tuple[int, int] = (2, 2),
+        feeders: FeederSpec | None = None,
+        **cost: Any,
+    ) -> None:
         self._offers = offers or (SPOT, ON_DEMAND)
         self._machines = {offer.name: workers[1] for offer in self._offers}
         usual: dict[str, Any] = {
@@ -72,6 +78,7 @@ class OfferedRun:
             min_workers=workers[0],
             max_workers=workers[1],
             cost=CostSpec(**{**usual, **cost}),
+            feeders=feeders,
             timing=RunTiming(heartbeat_timeout_s=0.0, lease_timeout_s=LEASE_S),
         )
         self.journal: JournalView = JournalView()

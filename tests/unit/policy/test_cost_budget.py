@@ -6,7 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from spotfit.core.ids import Token
-from spotfit.model.events import CancelRequested, FitEnded, GroupsReleased, PricesChanged
+from spotfit.model.events import (
+    CancelRequested,
+    FitEnded,
+    GroupPlanned,
+    GroupsReleased,
+    GroupSubmitted,
+    PricesChanged,
+)
+from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import SELF_EXIT_TIMEOUT_S
 from spotfit.policy.cost_budget import (
@@ -48,6 +56,23 @@ def test_other_machines_shorten_the_time_that_is_left() -> None:
     run = renting(10.0)
     left_s = budget_left_s(run.view, run.state(HOUR_S), more_usd_per_hour=6.0)
     assert left_s == pytest.approx(HOUR_S - STOP_S)
+
+
+def test_feeders_whose_offer_the_backend_chose_shorten_the_time_that_is_left() -> None:
+    run = renting(10.0)
+    token = Token("t-feed")
+    request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
+    plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
+    handle = GroupHandle(token=token, provisioner="local", name="f", offer=SPOT.name)
+    planned, submitted = (
+        GroupPlanned(request=request, plan=plan),
+        GroupSubmitted(token=token, handle=handle),
+    )
+    run.add(1, planned)
+    assert budget_left_s(run.view, run.state(HOUR_S)) == pytest.approx(4 * HOUR_S - STOP_S)
+    run.add(1, submitted)
+    # $8 are left, and three machines cost $3 per hour.
+    assert budget_left_s(run.view, run.state(HOUR_S)) == pytest.approx(8 / 3 * HOUR_S - STOP_S)
 
 
 def test_the_rate_follows_the_price_in_force() -> None:

@@ -26,7 +26,7 @@ from spotfit.model.group import (
     NodeStatus,
 )
 from spotfit.model.leader_state import LeaderState, MemberStatus, NoRound
-from spotfit.model.spec import FailureLimits, FeederSpec
+from spotfit.model.spec import CostSpec, FailureLimits, FeederSpec
 from spotfit.model.topology import FeederAddress
 from spotfit.model.view import FeederFailures, MachineGroup, View
 from spotfit.policy.actions import (
@@ -229,6 +229,31 @@ def test_nothing_is_requested_without_a_round_or_without_feeders() -> None:
     assert not isinstance(
         action_of(a_run(spec=a_spec()), observed(1.0)), RequestMachines | SubmitGroup
     )
+
+
+@pytest.mark.parametrize(("network", "requested"), [("eu", True), ("us", False), ("", True)])
+def test_machines_are_requested_only_in_a_network_of_their_backend(
+    network: str, *, requested: bool
+) -> None:
+    feeders = FeederSpec(min_nodes=1, max_nodes=1, networks=("asia", "eu"))
+    view = a_run(spec=a_spec(feeders=feeders), network=network)
+    assert isinstance(action_of(view, observed(None)), RequestMachines) == requested
+
+
+@pytest.mark.parametrize(
+    ("budget_usd", "wall_ms", "requested"),
+    [(1.0, 0, True), (0.1, 0, False), (0.1, None, True)],
+    ids=["suffices", "does not suffice", "clock not measured"],
+)
+def test_machines_are_requested_only_if_the_budget_pays_for_their_start_and_stop(
+    budget_usd: float, wall_ms: int | None, *, requested: bool
+) -> None:
+    """A start of ten minutes at $1 per hour costs $0.17."""
+    feeders = FeederSpec(min_nodes=1, max_nodes=1, usd_per_hour=1.0)
+    cost = CostSpec(budget_usd=budget_usd, start_time_s=600.0)
+    view = a_run(spec=a_spec(feeders=feeders, cost=cost))
+    action = action_of(view, observed(None, wall_ms=wall_ms))
+    assert isinstance(action, RequestMachines) == requested
 
 
 @pytest.mark.parametrize(("refusals", "pause_s"), [(1, 1.0), (4, 8.0), (30, 600.0)])

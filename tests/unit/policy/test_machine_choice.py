@@ -11,7 +11,7 @@ from spotfit.core.ids import Token
 from spotfit.model.events import FailureCause, GroupsReleased, GroupWaiting, NodeLost, RoundClosed
 from spotfit.model.group import NodeState
 from spotfit.model.offer import Market
-from spotfit.model.spec import RunTiming
+from spotfit.model.spec import FeederSpec, RunTiming
 from spotfit.policy.cost_budget import affords
 from spotfit.policy.machine_choice import choose_machines, deadline_state
 from spotfit.testing.builders import a_group_status, an_agent_id
@@ -67,6 +67,12 @@ def test_the_backend_chooses_without_limits() -> None:
 
 def test_a_deadline_with_much_slack_is_kept_on_spot() -> None:
     assert workers(a_run(deadline_s=10 * HOUR_S, training_time_s=HOUR_S)) == ON_SPOT
+
+
+def test_workers_never_use_an_offer_of_feeders() -> None:
+    feeders = FeederSpec(max_nodes=1, offers=(an_offer("cpu#feeders", 0.01),))
+    run = a_run(deadline_s=10 * HOUR_S, training_time_s=HOUR_S, feeders=feeders)
+    assert workers(run) == ON_SPOT
 
 
 def test_a_deadline_with_little_slack_is_kept_on_demand() -> None:

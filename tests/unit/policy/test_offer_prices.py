@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spotfit.model.events import PricesChanged
+from spotfit.model.spec import FeederSpec
 from spotfit.policy.offer_prices import current_offers, price_changes
 from tests.unit.policy.offered_run import ON_DEMAND, SPOT, OfferedRun, an_offer
 
@@ -57,3 +58,12 @@ def test_a_price_that_was_unknown_is_recorded() -> None:
 def test_offers_that_the_run_may_not_rent_are_ignored() -> None:
     run = OfferedRun()
     assert price_changes(run.view, run.state(1, listed_offers=(an_offer("new", 1.0),))) is None
+
+
+def test_offers_of_feeders_have_prices_that_change() -> None:
+    cpu = an_offer("cpu#feeders", 0.1)
+    run = OfferedRun(feeders=FeederSpec(max_nodes=1, offers=(cpu,)))
+    assert usd(run) == {"spot": 1.0, "on-demand": 4.0, "cpu#feeders": 0.1}
+    dearer = an_offer("cpu#feeders", 0.2)
+    changed = price_changes(run.view, run.state(1, listed_offers=(SPOT, dearer)))
+    assert changed == PricesChanged(offers=(dearer,))

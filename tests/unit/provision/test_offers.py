@@ -14,6 +14,7 @@ from spotfit.model.offer import Market, Offer, Price
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import (
     OfferListing,
+    highest_default_price,
     list_offers,
     offer_name,
     select_offer,
@@ -85,3 +86,39 @@ def test_offer_that_the_options_do_not_allow_is_an_error_with_the_remedy(other: 
     with pytest.raises(ConfigError, match="a, b") as raised:
         select_offer(replace(REQUEST, offer=other), [an_offer("a"), an_offer("b")], do="set x")
     assert raised.value.do == "set x"
+
+
+def priced(name: str, market: Market, usd: float | None) -> Offer:
+    price = None if usd is None else Price(usd_per_hour=usd, source="given", as_of_s=0.0)
+    return Offer(name=name, provisioner="mine", market=market, price=price)
+
+
+@pytest.mark.parametrize(
+    ("default", "is_spot", "expected"),
+    [
+        (None, True, 2.0),  # the highest price of spot machines
+        ("a", True, 1.0),
+        ("c", True, 5.0),
+        ("", False, 5.0),
+    ],
+)
+def test_a_request_without_an_offer_costs_what_the_backend_may_grant(
+    default: str | None, expected: float, *, is_spot: bool
+) -> None:
+    offers = (
+        priced("a", Market.SPOT, 1.0),
+        priced("b", Market.SPOT, 2.0),
+        priced("c", Market.ON_DEMAND, 5.0),
+    )
+    listing = OfferListing(offers, default=default)
+    assert highest_default_price(listing, Traits(spot=is_spot)) == expected
+
+
+def test_the_default_price_is_unknown_if_that_of_a_possible_offer_is() -> None:
+    offers = (priced("a", Market.SPOT, 1.0), priced("b", Market.SPOT, None))
+    assert highest_default_price(OfferListing(offers), Traits()) is None
+
+
+def test_a_backend_with_only_the_other_market_has_the_price_of_that() -> None:
+    offers = (priced("a", Market.ON_DEMAND, 3.0),)
+    assert highest_default_price(OfferListing(offers), Traits()) == 3.0

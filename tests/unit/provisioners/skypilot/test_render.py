@@ -141,6 +141,12 @@ def test_replacement_is_placed_in_the_region_of_the_standing_machines() -> None:
     assert set(infra_of(request, *REGIONS)) == {"gcp/us-central1"}
 
 
+def test_a_single_machine_for_the_run_is_placed_in_its_region() -> None:
+    """As those for feeders and validations: they connect to the machines of the workers."""
+    request = structs.replace(a_request(1), network="gcp/us-central1")
+    assert set(infra_of(request, *REGIONS)) == {"gcp/us-central1"}
+
+
 @pytest.mark.parametrize(
     ("refused", "chosen"),
     [
