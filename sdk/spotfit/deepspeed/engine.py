@@ -39,7 +39,7 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def reject_elastic_group(channel: SnapshotChannel, stage: int) -> None:
-    """Raise `ConfigError` if the group may change its size, which ZeRO's partitions do not allow."""
+    """Raise `ConfigError` if the group may change its size, as ZeRO's partitions cannot."""
     if channel.outlook().allows_resize:
         raise ConfigError(
             f"ZeRO {stage} saves a part of the optimizer per rank, which only the same number of "

@@ -63,10 +63,11 @@ class Checkpointer(TrainingStateCheckpointer):
     """Saves and restores a training with ZeRO 1, 2 or 3 without stopping it.
 
     Every rank creates one with its engine, calls `restore` before its loop and `step` after each
-    `engine.step()`; while the engine accumulates gradients, no save is taken. A snapshot is copied to shared memory, and the node's agent uploads it, even if
-    this process exits. Each rank saves its partitions of optimizer and weights, and its buffers;
-    the same number of ranks can restore them. With ZeRO 1 and 2 the ranks divide the weights among
-    themselves, which `spotfit.torch.export_checkpoint` exports.
+    `engine.step()`; while the engine accumulates gradients, no save is taken. A snapshot is copied
+    to shared memory, and the node's agent uploads it, even if this process exits. Each rank saves
+    its partitions of optimizer and weights, and its buffers; the same number of ranks can restore
+    them. With ZeRO 1 and 2 the ranks divide the weights among themselves, which
+    `spotfit.torch.export_checkpoint` exports.
 
     When the training function has returned on all ranks, the steps since the last save are saved,
     too, unless files were reported after the last step. Until then the Checkpointer keeps the

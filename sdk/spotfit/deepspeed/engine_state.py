@@ -37,11 +37,15 @@ class EngineState:
         _reject_unsupported(engine)
         self._engine = engine
         self.stage = int(engine.zero_optimization_stage())
-        groups = engine._get_zero_param_shapes()
+        # DeepSpeed has no public name for it.
+        groups = engine._get_zero_param_shapes()  # noqa: SLF001
         trained = [[(name, tuple(shape)) for name, shape in group.items()] for group in groups]
         trained_names = {name for group in trained for name, _ in group}
         names: Mapping[Any, str] = engine.param_names
         self._frozen = {name: weight for weight, name in names.items() if name not in trained_names}
+        weights = engine.module.named_parameters(remove_duplicate=False)
+        self._weight_names = frozenset(name for name, _ in weights)
+        """Also the further names of weights that several modules share."""
         self._parameters = {name: _shape_of(weight) for weight, name in names.items()}
         sizes = [list(tensor.shape) for tensor in _partitions(engine.optimizer.state_dict())]
         self._layout = hashlib.sha256(repr((trained, sizes)).encode()).hexdigest()
@@ -61,7 +65,7 @@ class EngineState:
             "buffers": {
                 name: value
                 for name, value in engine.module.state_dict().items()
-                if name not in self._parameters
+                if name not in self._weight_names
             },
         }
         if self.stage == _WEIGHTS_STAGE:

@@ -11,29 +11,37 @@ import torch.distributed as dist
 from torch import nn
 
 from spotfit.deepspeed import initialize
+from spotfit.frameworks.torch.deepspeed_ops import import_deepspeed
 
 
 @pytest.fixture(scope="module")
-def process_group() -> Iterator[None]:
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A group of this process. One for all tests: DeepSpeed keeps the first group of a process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = tmp_path_factory.mktemp("group") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 class SmallModel(nn.Module):
-    """Trained and frozen weights, dropout, and running means."""
+    """Trained and frozen weights, dropout, and a running mean of float32."""
+
+    mean: torch.Tensor
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
         self.frozen = nn.Linear(4, width)
         self.frozen.requires_grad_(requires_grad=False)
-        self.norm = nn.BatchNorm1d(width)
+        self.body = nn.Linear(width, width)
         self.dropout = nn.Dropout(0.3)
-        self.head = nn.Linear(width, 2)
+        self.head = nn.Linear(width, width)
+        self.tied = self.head  # a second name of its weights
+        self.register_buffer("mean", torch.zeros(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.dropout(self.norm(self.frozen(x))))
+        x = self.body(self.frozen(x))
+        self.mean.lerp_(x.detach().mean(0).to(self.mean.dtype), 0.1)
+        scores: torch.Tensor = self.head(self.dropout(x - self.mean.to(x.dtype)))
         return scores
 
 
@@ -66,8 +74,7 @@ def train_batch(engine: Any) -> None:
 
 def everything(engine: Any) -> list[float]:
     """Return all weights, buffers, the learning rate and the counters of the engine."""
-    import deepspeed
-
+    deepspeed = import_deepspeed()
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         tensors = [*engine.module.parameters(), *engine.module.buffers()]
         weights = torch.cat([one.detach().float().flatten() for one in tensors]).tolist()
