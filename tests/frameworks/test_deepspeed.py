@@ -123,6 +123,68 @@ def train_until_replaced(config: dict[str, Any]) -> Any:
     return last, digest_of(engine)
 
 
+def allow_processors(strategy: Any) -> None:
+    """Lightning refuses its DeepSpeed strategy without GPUs; nothing in it depends on them."""
+    from lightning.pytorch.accelerators import CPUAccelerator
+    from lightning.pytorch.strategies import deepspeed as lightning_strategy
+
+    lightning_strategy.CUDAAccelerator = CPUAccelerator
+    lightning_strategy._validate_device_index_selection = lambda _: None
+    strategy.root_device = property(lambda _: torch.device("cpu", 0))
+
+
+def train_with_lightning(config: dict[str, Any]) -> str:
+    """Fit a module by Lightning, and kill rank 1 once; return the digest of the weights."""
+    import lightning.pytorch as pl
+
+    from spotfit.lightning import (
+        CheckpointerCallback,
+        RayDeepSpeedStrategy,
+        RayLightningEnvironment,
+    )
+
+    class Regression(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.3), nn.Linear(32, 2))
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    class Kill(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if config["kills"]:
+                kill_own_worker(config["marks"], trainer.global_step, at_step=8, rank=1)
+
+    allow_processors(RayDeepSpeedStrategy)
+    torch.manual_seed(0)
+    module = Regression()
+    rows = torch.utils.data.TensorDataset(torch.arange(384.0).view(96, 4) / 384)
+    checkpoints = CheckpointerCallback(every=3)
+    trainer = pl.Trainer(
+        strategy=RayDeepSpeedStrategy(stage=3),
+        accelerator="cpu",
+        devices="auto",
+        max_epochs=3,
+        plugins=[RayLightningEnvironment()],
+        callbacks=[checkpoints, Kill()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=4, shuffle=True))
+    if checkpoints.restored is not None:
+        record(config, f"{checkpoints.restored.step} {checkpoints.restored.source}")
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        parts = [one.detach().numpy().tobytes() for one in module.parameters()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
 def record(config: dict[str, Any], line: str) -> None:
     """Append a line to the records of the run, on rank 0."""
     context = spotfit.get_context()
@@ -214,6 +276,14 @@ def test_a_preemption_notice_saves_the_training(cloud: LiveTestCloud) -> None:
     assert closed.reason == "checkpoint saved after the preemption notice; replacement ready"
     calm = trainer(cloud, train_until_replaced, "calm", stage=2, stops_at=last).fit()
     assert calm.return_value == [last, digest]
+
+
+@pytest.mark.timeout(300)
+def test_lightning_resumes_within_an_epoch_with_the_same_weights(cloud: LiveTestCloud) -> None:
+    calm = trainer(cloud, train_with_lightning, "calm", stage=3, kills=False).fit()
+    stormy = trainer(cloud, train_with_lightning, "stormy", stage=3, kills=True).fit()
+    assert stormy.return_value == calm.return_value
+    assert restored(cloud, "stormy") == ["6 memory"]
 
 
 @pytest.mark.parametrize(
