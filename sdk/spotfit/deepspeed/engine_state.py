@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from spotfit.core.errors import ConfigError
 from spotfit.torch.checkpoint.compatibility import reject_mismatches, summarize_names
 from spotfit.torch.checkpoint.training_state import StateDict, TrainingState
@@ -51,7 +53,7 @@ class EngineState:
         self._layout = hashlib.sha256(repr((trained, sizes)).encode()).hexdigest()
 
     def state_dict(self) -> StateDict:
-        """Return the state; its tensors are those in use, not copies. Does not communicate."""
+        """Return the state; its tensors are those in use, except buffers. Does not communicate."""
         engine = self._engine
         optimizer = dict(engine.optimizer.state_dict())
         for key in _CONVERSION_KEYS:
@@ -61,9 +63,10 @@ class EngineState:
         state: StateDict = {
             "optimizer": optimizer,
             "counters": {name: getattr(engine, name) for name in _COUNTERS},
-            # DeepSpeed does not synchronize buffers: each rank has its own running means.
+            # DeepSpeed does not synchronize buffers: each rank has its own running means. Copies,
+            # because a restore reads rank 0's, as part of the model, into those in use.
             "buffers": {
-                name: value
+                name: value.clone() if isinstance(value, torch.Tensor) else value
                 for name, value in engine.module.state_dict().items()
                 if name not in self._weight_names
             },

@@ -152,7 +152,20 @@ def test_the_interval_is_chosen_by_measured_costs(
 @STAGES
 def test_no_tensor_is_saved_twice_as_a_buffer(stage: int) -> None:
     process = TrainingProcess(stage)
-    assert process.ckpt._training_state.engine_state.state_dict()["buffers"].keys() == {"mean"}
+    buffers = process.ckpt._training_state.engine_state.state_dict()["buffers"]
+    assert buffers.keys() == {"mean"}
+
+
+@STAGES
+def test_a_rank_keeps_its_own_buffers(stage: int) -> None:
+    """A restore reads those of rank 0 into the buffers in use, as part of the model."""
+    engine = TrainingProcess(stage).engine
+    engine.module.mean.fill_(2.0)
+    saved = EngineState(engine).state_dict()
+    engine.module.mean.fill_(1.0)
+    assert saved["buffers"]["mean"].eq(2.0).all()
+    EngineState(engine).load_state_dict(saved)
+    assert engine.module.mean.eq(2.0).all()
 
 
 @STAGES
