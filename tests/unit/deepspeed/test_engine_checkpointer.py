@@ -22,6 +22,7 @@ from spotfit.checkpoint.snapshot_channel import (
 )
 from spotfit.core.errors import ConfigError
 from spotfit.deepspeed import Checkpointer
+from spotfit.deepspeed.engine_state import EngineState
 from spotfit.model.failure_model import FailureModel
 from spotfit.testing.builders import ManualClock
 from spotfit.torch import Checkpointer as TorchCheckpointer
