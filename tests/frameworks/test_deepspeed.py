@@ -275,7 +275,7 @@ def test_a_preemption_notice_saves_the_training(cloud: LiveTestCloud) -> None:
     (closed,) = cloud.rounds_closed("run")
     assert closed.reason == "checkpoint saved after the preemption notice; replacement ready"
     calm = trainer(cloud, train_until_replaced, "calm", stage=2, stops_at=last).fit()
-    assert calm.return_value == [last, digest]
+    assert calm.return_value == (last, digest)
 
 
 @pytest.mark.timeout(300)
