@@ -71,6 +71,19 @@ def model_pieces(saved: SavedState) -> TensorPieces:
     return tensor_pieces(saved) or tensor_pieces(saved, "state")
 
 
+def reject_missing_weights(saved: SavedState) -> None:
+    """Raise `ConfigError` if the snapshot has no weights that could be exported by their names."""
+    sections = {key[0] for index in saved.indices for key in index.value_keys}
+    sections |= {piece.key[0] for index in saved.indices for piece in index.pieces}
+    if not sections & {"model", "state"}:
+        raise ConfigError(
+            f"The checkpoint {saved.name} has no weights of a model: those of ZeRO 3 are parts of "
+            "the optimizer, without names.",
+            do="Report a checkpoint for the export by spotfit.deepspeed.report_checkpoint, and "
+            "convert its files by DeepSpeed's zero_to_fp32.",
+        )
+
+
 def export_safetensors(saved: SavedState, path: Path) -> None:
     """Write the tensors of `model_pieces` to one safetensors file, atomically.
 

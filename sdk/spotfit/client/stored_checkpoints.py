@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spotfit.checkpoint.export import export_safetensors, model_pieces
+from spotfit.checkpoint.export import export_safetensors, model_pieces, reject_missing_weights
 from spotfit.checkpoint.gc import delete_checkpoint
 from spotfit.checkpoint.reader import SavedState, open_committed_snapshot
 from spotfit.client.keyring import key_of
@@ -112,6 +112,8 @@ def write_checkpoint_file(saved: SavedState, path: Path, *, full_state: bool) ->
     `MissingExtraError` without torch; and `IntegrityError` for a corrupt snapshot.
     """
     _check_target(path, full_state=full_state)
+    if not full_state:
+        reject_missing_weights(saved)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix.lower() == _SAFETENSORS_SUFFIX:

@@ -1,4 +1,4 @@
-"""Training with DeepSpeed: `from spotfit.deepspeed import initialize, load_checkpoint`.
+"""Training with DeepSpeed: `from spotfit.deepspeed import Checkpointer, initialize`.
 
 Importing this package must not import deepspeed; each name loads its module on first use.
 """
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from spotfit.deepspeed.engine import initialize as initialize
     from spotfit.deepspeed.engine_checkpoint import load_checkpoint as load_checkpoint
     from spotfit.deepspeed.engine_checkpoint import report_checkpoint as report_checkpoint
+    from spotfit.deepspeed.engine_checkpointer import Checkpointer as Checkpointer
 
 _MODULES = {
+    "Checkpointer": "spotfit.deepspeed.engine_checkpointer",
     "initialize": "spotfit.deepspeed.engine",
     "load_checkpoint": "spotfit.deepspeed.engine_checkpoint",
     "report_checkpoint": "spotfit.deepspeed.engine_checkpoint",
 }
 
-__all__ = ["initialize", "load_checkpoint", "report_checkpoint"]
+__all__ = ["Checkpointer", "initialize", "load_checkpoint", "report_checkpoint"]
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from spotfit.checkpoint.snapshot_channel import SnapshotChannel
 from spotfit.core.errors import ConfigError
 from spotfit.frameworks.torch.deepspeed_ops import import_deepspeed
 from spotfit.worker.training_api import require_session
@@ -32,12 +33,17 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
             retryable=False,
         )
     engine, optimizer, loader, scheduler = import_deepspeed().initialize(*args, **kwargs)
-    stage = engine.zero_optimization_stage()
-    if stage and session.snapshot_channel.outlook().allows_resize:
+    if stage := engine.zero_optimization_stage():
+        reject_elastic_group(session.snapshot_channel, stage)
+    return engine, optimizer, loader, scheduler
+
+
+def reject_elastic_group(channel: SnapshotChannel, stage: int) -> None:
+    """Raise `ConfigError` if the group may change its size, as ZeRO's partitions cannot."""
+    if channel.outlook().allows_resize:
         raise ConfigError(
             f"ZeRO {stage} saves a part of the optimizer per rank, which only the same number of "
             "workers can restore, but num_workers=(min, max) lets the group change its size.",
             do="Set num_workers to one number.",
             retryable=False,
         )
-    return engine, optimizer, loader, scheduler

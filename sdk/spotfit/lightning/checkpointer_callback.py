@@ -9,7 +9,7 @@ from spotfit.checkpoint.base_checkpointer import RestoreResult
 from spotfit.core.errors import ConfigError
 from spotfit.lightning.fit_checkpointer import FitCheckpointer
 from spotfit.model.failure_model import SaveCondition
-from spotfit.torch.checkpoint.checkpointer import Checkpointer
+from spotfit.torch.checkpoint.checkpointer import TrainingStateCheckpointer
 from spotfit.worker.training_api import require_session
 
 
@@ -52,7 +52,7 @@ class CheckpointerHooks:
         }
 
     @property
-    def checkpointer(self) -> Checkpointer:
+    def checkpointer(self) -> TrainingStateCheckpointer:
         """The `Checkpointer` of the current fit. Raises `ConfigError` before `Trainer.fit`."""
         if self._fit is None:
             raise ConfigError(

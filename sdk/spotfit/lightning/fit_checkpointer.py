@@ -22,16 +22,18 @@ from typing import Any
 
 from spotfit.checkpoint.base_checkpointer import RestoreResult
 from spotfit.core.errors import ConfigError
+from spotfit.deepspeed.engine_checkpointer import Checkpointer as EngineCheckpointer
 from spotfit.host import log
 from spotfit.lightning.epoch_report import plain_metrics
 from spotfit.lightning.logged_values import LoggedValues
 from spotfit.lightning.loop_state import LoopState
-from spotfit.torch.checkpoint.checkpointer import Checkpointer
+from spotfit.torch.checkpoint.checkpointer import Checkpointer, TrainingStateCheckpointer
 from spotfit.torch.checkpoint.data_position import is_stateful_loader
 from spotfit.worker.training_api import require_session
 
 _LOOPS_NAME = "lightning"
 _LOGGED_NAME = "lightning_logged_values"
+_SCHEDULERS_NAME = "lightning_schedulers"
 
 
 class FitCheckpointer:
@@ -52,14 +54,7 @@ class FitCheckpointer:
         """Metrics of the last validation or epoch: reading those of each batch waits for a GPU."""
         self._wrapped: list[tuple[Any, str]] = []
         self._is_resuming = False
-        self.checkpointer = Checkpointer(
-            model=trainer.strategy.model,
-            optimizer=trainer.strategy.optimizers,
-            scheduler=_SchedulerGroup(trainer) if trainer.lr_scheduler_configs else None,
-            scaler=getattr(trainer.precision_plugin, "scaler", None),
-            loader=_only_loader(self._fit_loop),
-            **_with_loops(trainer, self._loops, options),
-        )
+        self.checkpointer = _make_checkpointer(trainer, _with_loops(trainer, self._loops, options))
 
     def restore(self) -> RestoreResult | None:
         """Restore the newest state, if there is one, and start the data's pass. A collective."""
@@ -133,6 +128,23 @@ class FitCheckpointer:
         left = self.checkpointer.remaining_batches
         if is_resized and left is not None and self._loops.is_within_epoch:
             self._loops.count_batches_again(max(0, int(self._fit_loop.max_batches) - left))
+
+
+def _make_checkpointer(trainer: Any, options: dict[str, Any]) -> TrainingStateCheckpointer:
+    strategy, loader = trainer.strategy, _only_loader(trainer.fit_loop)
+    scheduler = _SchedulerGroup(trainer) if trainer.lr_scheduler_configs else None
+    if "DeepSpeed" in type(strategy).__name__:
+        # Lightning steps the schedulers itself, and hides them from the engine.
+        extra = options["extra"] | ({} if scheduler is None else {_SCHEDULERS_NAME: scheduler})
+        return EngineCheckpointer(strategy.model, loader=loader, **{**options, "extra": extra})
+    return Checkpointer(
+        model=strategy.model,
+        optimizer=strategy.optimizers,
+        scheduler=scheduler,
+        scaler=getattr(trainer.precision_plugin, "scaler", None),
+        loader=loader,
+        **options,
+    )
 
 
 class _SchedulerGroup:
@@ -218,13 +230,6 @@ def _reject_unsupported(trainer: Any) -> None:
             f"CheckpointerCallback does not support this version of Lightning: its loops have no "
             f"{', '.join(missing)}.",
             do="Install lightning 2.6, or use RayTrainReportCallback.",
-        )
-    if "DeepSpeed" in type(trainer.strategy).__name__:
-        raise ConfigError(
-            "CheckpointerCallback does not support DeepSpeed, which keeps the state of model and "
-            "optimizers itself.",
-            do="Use RayTrainReportCallback with RayDeepSpeedStrategy.",
-            retryable=False,
         )
     if trainer.reload_dataloaders_every_n_epochs:
         raise ConfigError(

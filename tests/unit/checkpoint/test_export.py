@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from spotfit.checkpoint.export import export_safetensors
+from spotfit.checkpoint.export import export_safetensors, reject_missing_weights
 from spotfit.checkpoint.format import SnapshotIndex, TensorPiece, split_into_chunks
 from spotfit.checkpoint.reader import MemoryShardReader, SavedState
 from spotfit.checkpoint.shm_segment import ShmSegment
@@ -38,7 +38,7 @@ def saved_in(
         body = box(offsets, sizes)
         dtype = how.get("dtype", "uint8")
         piece = TensorPiece(
-            key=("model", "a.w"),
+            key=(how.get("section", "model"), "a.w"),
             dtype=dtype,
             shape=SHAPE,
             offsets=offsets,
@@ -94,6 +94,15 @@ def test_an_unsupported_dtype_is_rejected_and_leaves_no_file(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="quint8, which safetensors lacks"):
         export_safetensors(saved, tmp_path / "m.safetensors")
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_snapshot_without_weights_is_rejected(tmp_path: Path) -> None:
+    for section in ("model", "state"):
+        (tmp_path / section).mkdir()
+        reject_missing_weights(saved_in(tmp_path / section, [((0, 0, 0), SHAPE)], section=section))
+    saved = saved_in(tmp_path, [((0, 0, 0), SHAPE)], section="stateful_objects")
+    with pytest.raises(ConfigError, match="The checkpoint ck has no weights of a model"):
+        reject_missing_weights(saved)
 
 
 def refusing(number: int) -> Callable[[int, int, int], None]:

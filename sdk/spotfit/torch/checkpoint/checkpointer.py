@@ -40,83 +40,29 @@ if TYPE_CHECKING:
     from spotfit.torch.checkpoint.training_state import TrainingState
 
 
-@suggest_keywords
-class Checkpointer(BaseCheckpointer):
-    """Saves and restores the complete training state without stopping training.
+class TrainingStateCheckpointer(BaseCheckpointer):
+    """Saves and restores a `TrainingState`, in the process group of torch.
 
-    Every rank creates one, calls `restore` before its loop and `step` after each batch. A snapshot
-    is copied to shared memory, and the node's agent uploads it, even if this process exits. Each
-    rank saves its own shards and a share of the replicated state; a different number of ranks can
-    restore it.
-
-    When the training function has returned on all ranks, the steps since the last save are saved,
-    too: the state as the function leaves it, unless files were reported after the last step. Until
-    then the Checkpointer keeps the model in memory. `save_at_end=False` declines both.
-
-    A committed snapshot is an ordinary checkpoint: `Result.checkpoint`, `get_checkpoint()` and
-    `CheckpointConfig` apply to it.
+    The common part of the Checkpointers for torch and for libraries that keep the state themselves.
     """
 
+    _training_state: TrainingState
     _data_position: TorchDataPosition | None
     """None without a loader."""
     _save_planner: SavePlanCache
+    _restore_type: type[RestoreOperation] = RestoreOperation
 
-    @not_retryable
-    def __init__(
+    def _open(
         self,
+        state: TrainingState,
+        loader: DataLoader[Any] | DataIterator | None,
         *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-        scheduler: Any = None,
-        scaler: Any = None,
-        loader: DataLoader[Any] | DataIterator | None = None,
-        every: SaveCondition | Sequence[SaveCondition] = "auto",
-        max_overhead: float | None = None,
-        extra: Mapping[str, Any] | None = None,
-        per_rank: Mapping[str, Any] | None = None,
-        save_at_end: bool = True,
-        total_steps: int | None = None,
+        save_at_end: bool,
     ) -> None:
-        """Collective: all ranks must create their Checkpointer.
-
-        `scheduler`, `scaler` and the values of `extra` and `per_rank` have `state_dict` and
-        `load_state_dict`. State in `extra` is the same on all ranks. State in `per_rank` belongs to
-        one rank, such as a position in a stream, and ties the run to its number of workers: it is
-        rejected for an elastic group.
-
-        `loader` is this rank's data loader, or what `spotfit.get_dataset_shard` returns; its
-        position in the epoch is saved. The positions of the trainer's datasets are always saved;
-        `loader` makes one of them count the epochs, for `every="epoch"` and the result of
-        `restore`. `every` says when to save: "auto", a duration like "10m" or a timedelta, a number
-        of steps, "epoch", "at_notice", or a list of these. "auto" balances the cost of saving
-        against the expected loss. `max_overhead` limits the fraction of the time that "auto" uses;
-        without it that is limited to 3.5 % until the first loss. `save_at_end` says whether the
-        last steps are saved when the training function has returned; a rank does not wait for
-        others then. `total_steps` is the number of steps of the complete training: a run with a
-        deadline computes from it how long the training still takes. Raises `ConfigError`.
-        """
-        super().__init__(
-            require_session("spotfit.torch.Checkpointer"),
-            every=every,
-            max_overhead=max_overhead,
-            total_steps=total_steps,
-            per_rank=per_rank,
-        )
-        from spotfit.torch.checkpoint.arguments import CheckpointerArguments
+        """Complete the construction. Collective. Raises `ConfigError`."""
         from spotfit.torch.checkpoint.save_plan import SavePlanCache
 
-        check_process_group(self._world_size)
-        arguments = CheckpointerArguments(
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            loader=loader,
-            extra=extra,
-            per_rank=per_rank,
-        )
-        arguments.validate()
-        self._training_state = _training_state_of(arguments)
+        self._training_state = state
         self._join_ranks()
         context = self._session.context
         self._data_position = _open_data_position(
@@ -151,7 +97,7 @@ class Checkpointer(BaseCheckpointer):
         `SessionMisuseError` if a model from `init_module()` was not restored.
         """
         self._reject_unrestored()
-        self._record_step(metrics, accumulating=accumulating, hold=hold)
+        self._record_step(metrics, accumulating=accumulating or self._is_accumulating(), hold=hold)
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, independently of `every`. All ranks must call it after the same step.
@@ -182,7 +128,7 @@ class Checkpointer(BaseCheckpointer):
         """
         from spotfit.torch.checkpoint import deferred_init
 
-        operation = RestoreOperation(
+        operation = self._restore_type(
             self._training_state,
             self._per_rank,
             self._data_position,
@@ -245,10 +191,88 @@ class Checkpointer(BaseCheckpointer):
 
         return keep_current_gpu()  # the memory is pinned there
 
+    def _is_accumulating(self) -> bool:
+        """Return whether gradients of the last batch are known to be accumulated; once per step."""
+        return False
+
     def _reject_unrestored(self) -> None:
         from spotfit.torch.checkpoint import deferred_init
 
         deferred_init.reject_unrestored(self._channel)
+
+
+@suggest_keywords
+class Checkpointer(TrainingStateCheckpointer):
+    """Saves and restores the complete training state without stopping training.
+
+    Every rank creates one, calls `restore` before its loop and `step` after each batch. A snapshot
+    is copied to shared memory, and the node's agent uploads it, even if this process exits. Each
+    rank saves its own shards and a share of the replicated state; a different number of ranks can
+    restore it.
+
+    When the training function has returned on all ranks, the steps since the last save are saved,
+    too: the state as the function leaves it, unless files were reported after the last step. Until
+    then the Checkpointer keeps the model in memory. `save_at_end=False` declines both.
+
+    A committed snapshot is an ordinary checkpoint: `Result.checkpoint`, `get_checkpoint()` and
+    `CheckpointConfig` apply to it.
+    """
+
+    @not_retryable
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        loader: DataLoader[Any] | DataIterator | None = None,
+        every: SaveCondition | Sequence[SaveCondition] = "auto",
+        max_overhead: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        per_rank: Mapping[str, Any] | None = None,
+        save_at_end: bool = True,
+        total_steps: int | None = None,
+    ) -> None:
+        """Collective: all ranks must create their Checkpointer.
+
+        `scheduler`, `scaler` and the values of `extra` and `per_rank` have `state_dict` and
+        `load_state_dict`. State in `extra` is the same on all ranks. State in `per_rank` belongs to
+        one rank, such as a position in a stream, and ties the run to its number of workers: it is
+        rejected for an elastic group.
+
+        `loader` is this rank's data loader, or what `spotfit.get_dataset_shard` returns; its
+        position in the epoch is saved. The positions of the trainer's datasets are always saved;
+        `loader` makes one of them count the epochs, for `every="epoch"` and the result of
+        `restore`. `every` says when to save: "auto", a duration like "10m" or a timedelta, a number
+        of steps, "epoch", "at_notice", or a list of these. "auto" balances the cost of saving
+        against the expected loss. `max_overhead` limits the fraction of the time that "auto" uses;
+        without it that is limited to 3.5 % until the first loss. `save_at_end` says whether the
+        last steps are saved when the training function has returned; a rank does not wait for
+        others then. `total_steps` is the number of steps of the complete training: a run with a
+        deadline computes from it how long the training still takes. Raises `ConfigError`.
+        """
+        super().__init__(
+            require_session("spotfit.torch.Checkpointer"),
+            every=every,
+            max_overhead=max_overhead,
+            total_steps=total_steps,
+            per_rank=per_rank,
+        )
+        from spotfit.torch.checkpoint.arguments import CheckpointerArguments
+
+        check_process_group(self._world_size)
+        arguments = CheckpointerArguments(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            loader=loader,
+            extra=extra,
+            per_rank=per_rank,
+        )
+        arguments.validate()
+        self._open(_training_state_of(arguments), loader, save_at_end=save_at_end)
 
 
 def export_checkpoint(

@@ -169,7 +169,7 @@ class RestoreOperation:
         self._log_differences(self._training_state.load_state_dict(self._incoming))
         # A group of another size takes the positions of rank 0: they are the same on all ranks.
         saved_rank = self._rank if self._world_size == len(saved.indices) else 0
-        rank_state = _decode_rank_state(saved.indices[saved_rank])
+        rank_state = decode_rank_state(saved.indices[saved_rank])
         self._resume_datasets(rank_state.get(DATASETS_KEY, {}))
         if self._world_size == len(saved.indices):
             return self._resume(saved)
@@ -177,7 +177,7 @@ class RestoreOperation:
         # the other group. The rest of the epoch is divided among the new ranks.
         first = saved.indices[0]
         if self._position is not None:
-            rank_states = [_decode_rank_state(index) for index in saved.indices]
+            rank_states = [decode_rank_state(index) for index in saved.indices]
             self._position.resume_resized(first.epoch, first.consumed, rank_states)
         return first.epoch
 
@@ -192,7 +192,7 @@ class RestoreOperation:
 
         # Ranks beyond the saved ones compare with the last: all ranks have the same components.
         index = saved.indices[min(self._rank, len(saved.indices) - 1)]
-        rank_state = _decode_rank_state(index)
+        rank_state = decode_rank_state(index)
         # A loader whose order is unknown saves neither key, but its passes are counted.
         has_position = bool(_POSITION_KEYS & rank_state.keys())
         has_loader = has_position or (index.epoch, index.consumed) != (0, 0)
@@ -211,7 +211,7 @@ class RestoreOperation:
         return saved_names, current_names
 
     def _reject_resize(self, saved: SavedState) -> None:
-        rank_states = [_decode_rank_state(index) for index in saved.indices]
+        rank_states = [decode_rank_state(index) for index in saved.indices]
         reject_resized_per_rank(
             self._per_rank,
             rank_states[0],
@@ -245,7 +245,7 @@ class RestoreOperation:
         from spotfit.torch.checkpoint.training_state import set_rng_state
 
         index = saved.indices[self._rank]
-        rank_state = _decode_rank_state(index)
+        rank_state = decode_rank_state(index)
         load_per_rank(self._per_rank, rank_state)
         # After all load_state_dict methods, which may draw random numbers.
         self.rng_state = rank_state[RNG_STATE_KEY]
@@ -260,7 +260,8 @@ class RestoreOperation:
         return index.epoch
 
 
-def _decode_rank_state(index: SnapshotIndex) -> dict[str, Any]:
+def decode_rank_state(index: SnapshotIndex) -> dict[str, Any]:
+    """Return what the rank of this index has saved of its own. Raises `IntegrityError`."""
     from spotfit.torch.checkpoint.save_plan import decode_values
 
     rank_state: dict[str, Any] = decode_values(index.encoded_rank_state, f"rank {index.rank}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from spotfit.checkpoint.export import tensor_pieces
+from spotfit.checkpoint.export import reject_missing_weights, tensor_pieces
 from spotfit.checkpoint.format import TensorPiece
 from spotfit.checkpoint.reader import ReadRequest, SavedState, whole_piece_sink
 from spotfit.core.errors import ConfigError
@@ -41,13 +41,14 @@ def export_program(
 ) -> None:
     """Load the weights of a snapshot into `model`, and export that to a `.pt2` or `.onnx` file.
 
-    Raises what `export_model` raises, and `ConfigError` without a model or inputs.
+    Raises what `export_model` raises, and `ConfigError` without a model, weights or inputs.
     """
     if model is None or example_inputs is None:
         raise ConfigError(
             f"A checkpoint has weights and no code: the export to {path} needs the model.",
             do="Pass model= with the architecture that was trained, and example_inputs=(batch,).",
         )
+    reject_missing_weights(saved)
     model.load_state_dict(assemble_state(saved, section="model")["model"])
     export_model(model, path, example_inputs)
 

@@ -50,7 +50,7 @@ class TrainingState(NamedTuple):
         With FSDP1 a collective. Raises `ConfigError` for sparse or expanded tensors of the model,
         and for optimizers of parameters that are not in the model.
         """
-        state: StateDict = {"model": get_model_state_dict(self.model)}
+        state: StateDict = {"model": self.weights()}
         _reject_sparse_or_expanded(state["model"])
         if self.optimizers:
             state["optimizer"] = optimizer_state_dict(self.optimizers, self.model)
@@ -59,6 +59,10 @@ class TrainingState(NamedTuple):
             for name, stateful in self.stateful_objects.items()
         }
         return state
+
+    def weights(self) -> StateDict:
+        """Return the part of `state_dict()` that is saved as the model, by name."""
+        return get_model_state_dict(self.model)
 
     def unsynchronized_names(self, state: StateDict) -> frozenset[str]:
         """Return the names of state that may differ between ranks: "model.bn.running_mean".
@@ -101,7 +105,8 @@ class TrainingState(NamedTuple):
         of objects that keep their initial state because theirs was empty: "scaler" or none. Raises
         `ConfigError` if an object rejects its state; the objects before it are then changed.
         """
-        set_model_state_dict(self.model, state["model"])
+        if state["model"]:
+            set_model_state_dict(self.model, state["model"])
         if "optimizer" in state:  # absent if no optimizer was saved
             load_optimizer_state_dict(state["optimizer"], self.optimizers, self.model)
         not_restored = []
