@@ -9,14 +9,10 @@ import secrets
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spotfit.data.caching.cache_files import CacheFiles
 from spotfit.host import env
 from spotfit.host.owned_dirs import owned_directory
-
-if TYPE_CHECKING:
-    from spotfit.data.caching.row_cache import CacheLimits
 
 _RUN_FOLDER = "data_cache"
 
@@ -31,15 +27,18 @@ def set_scratch_directory(scratch: str) -> None:
     _RunDirectory.path = Path(scratch, _RUN_FOLDER)
 
 
-def open_files(limits: CacheLimits, group: str) -> CacheFiles:
-    """Open the files of the rows that `group` identifies. Raises `OSError`."""
-    if limits.directory is not None:
+def open_files(group: str, *, directory: str | None, limit_bytes: int) -> CacheFiles:
+    """Open the files of the rows that `group` identifies. Raises `OSError`.
+
+    They are in the `directory` of the user; None: of the run, or of this process.
+    """
+    if directory is not None:
         # One of each user: no user can remove the files of another one.
-        root = Path(limits.directory, f"spotfit-cache-{os.geteuid()}")
+        root = Path(directory, f"spotfit-cache-{os.geteuid()}")
     else:
         # One of each dataset, so that each has its own limit.
         root = (_RunDirectory.path or _temporary_directory(os.getpid())) / group
-    return CacheFiles(root, group, limits.disk_bytes)
+    return CacheFiles(root, group, limit_bytes)
 
 
 @functools.cache

@@ -130,7 +130,7 @@ def _open_files(limits: CacheLimits, group: str) -> CacheFiles | None:
         # Not at the top: Windows has no such locks.
         from spotfit.data.caching.cache_directories import open_files
 
-        return open_files(limits, group)
+        return open_files(group, directory=limits.directory, limit_bytes=limits.disk_bytes)
     except (ImportError, OSError) as error:
         directory = limits.directory or "a temporary directory"
         log.warning("data.cache_not_written", directory=directory, reason=str(error))
