@@ -31,6 +31,7 @@ from spotfit.data.loading.slice_tasks import SliceTask
 from spotfit.data.loading.slices import SliceReader
 from spotfit.data.order import OrderSettings
 from spotfit.data.preprocessors import StandardScaler
+from spotfit.data.source import Decode, SourceUnits
 from tests.unit.data.counting_source import CountingSource
 
 
@@ -167,6 +168,27 @@ def test_columns_whose_types_differ_between_units_are_read() -> None:
         sorted(map(str, values(cached.random_shuffle(seed=1)))) == sorted(map(str, values(rows)))
         or len(values(cached.random_shuffle(seed=1))) == 18
     )
+
+
+def test_kept_units_of_a_bucket_are_not_requested() -> None:
+    requests = list[int]()
+
+    class BucketSource(CountingSource):
+        def is_fetched(self, units: SourceUnits, unit: int) -> bool:
+            return units.is_remote(unit)
+
+        def fetch_unit(self, units: SourceUnits, unit: int, columns: Any = None) -> Decode:
+            requests.append(unit)
+            return lambda: self.read_unit(units, unit, columns)
+
+    manifest = BucketSource([5, 6]).dataset.map_batches(double).cache(memory_bytes=2**20).manifest
+    requests.clear()
+    assert manifest.is_fetched(1)
+    decode = manifest.fetch_part(1, 2, 3)
+    assert requests == [1]
+    assert decode()["value"].to_pylist() == [14, 16, 18]
+    assert manifest.fetch_part(1, 0, 2)()["value"].to_pylist() == [10, 12]
+    assert requests == [1]
 
 
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────
