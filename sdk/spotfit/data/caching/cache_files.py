@@ -192,7 +192,7 @@ class CacheFiles:
             self._is_full = True
             log.info(
                 "data.cache_full",
-                directory=str(self._root),
+                place=str(self._root),
                 size_bytes=total.size_bytes,
                 limit_bytes=self._limit_bytes,
                 reason=f"{reason}; other rows are read and computed in every epoch",

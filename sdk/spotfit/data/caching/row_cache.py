@@ -97,6 +97,7 @@ class RowCache:
         self._lock = threading.Lock()
         self._tables: dict[str, pa.Table] = {}
         self._size_bytes = 0
+        self._is_full = False
 
     def contains(self, name: str) -> bool:
         """Whether `get` probably returns a table."""
@@ -120,9 +121,22 @@ class RowCache:
     def _keep(self, name: str, table: pa.Table) -> None:
         with self._lock:
             size_bytes = self._size_bytes + table.nbytes
-            if name not in self._tables and size_bytes <= self._memory_bytes:
+            if name in self._tables:
+                return
+            if size_bytes <= self._memory_bytes:
                 self._tables[name] = table
                 self._size_bytes = size_bytes
+                return
+            is_reported, self._is_full = self._is_full, True
+        # Files that have no more space are reported by themselves.
+        if self._memory_bytes and self._files is None and not is_reported:
+            log.info(
+                "data.cache_full",
+                place="memory",
+                size_bytes=self._size_bytes,
+                limit_bytes=self._memory_bytes,
+                reason="the limit is reached; other rows are read and computed in every epoch",
+            )
 
 
 def _open_files(limits: CacheLimits, group: str) -> CacheFiles | None:

@@ -72,7 +72,8 @@ def test_all_invalid_values_are_reported_together() -> None:
 # ── memory ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tables_are_kept_in_memory_up_to_the_limit() -> None:
+def test_tables_are_kept_in_memory_up_to_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "spotfit")
     cache = RowCache(CacheLimits(memory_bytes=2 * TABLE.nbytes + 1), "g")
     for name in "abc":
         cache.put(name, TABLE)
@@ -80,6 +81,7 @@ def test_tables_are_kept_in_memory_up_to_the_limit() -> None:
     assert [name for name in "abc" if cache.contains(name)] == ["a", "b"]
     assert cache.get("a") is TABLE
     assert cache.get("c") is None
+    assert caplog.messages == ["data.cache_full"]
 
 
 def test_rows_of_files_are_kept_in_memory(scratch: Path) -> None:
