@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Mapping
@@ -35,9 +36,12 @@ SIDES = {
     "huggingface": "data-huggingface",
     "streaming": "data-streaming",
     "feeders": "data",
+    "cache": "data",
 }
 """The environment of each side."""
 PEERS = ("dataloader", "ray", "huggingface", "streaming")
+EPOCHS = {"first epoch": 0, "second epoch": 1, "restart": 0}
+"""Passes before the one that is measured. Only the first process finds no files of a cache."""
 FEEDERS = (0, 1, 4)
 """Numbers of feeder processes beside the training loop."""
 S3_DELAY_MS = 30.0
@@ -228,6 +232,50 @@ def _run_feeders(processes: int) -> None:
     print(f"  {processes} feeders: {found.reading or found.tail[-600:]}", flush=True)
 
 
+def compare_cache(name: str, pairs: int) -> dict[str, Any]:
+    """Read from S3 with and without a cache, in pairs after a discarded one.
+
+    Measured are the first epoch, the second one, and the first one of another process.
+    """
+    print(f"{name}, s3: with and without a cache", flush=True)
+    measured = []
+    for is_first in [True, *ratios.order(pairs)]:
+        with tempfile.TemporaryDirectory(dir=peers.BENCH) as directory:
+            order = (directory, "") if is_first else ("", directory)
+            by_directory = {one: _run_epochs(name, one) for one in order}
+        measured.append((by_directory[directory], by_directory[""]))
+    return {
+        f"{epoch}, {field}": _compared_seconds([pair[number] for pair in pairs_of], field)
+        for number, epoch in enumerate(EPOCHS)
+        for field in ("wall_s", "cpu_s", "first_s")
+        for pairs_of in [[list(zip(*pair, strict=True)) for pair in measured[1:]]]
+    }
+
+
+def _run_epochs(name: str, directory: str) -> list[SideRun]:
+    """Run `EPOCHS`, each in a process of its own."""
+    server = _delayed_server(name)
+    arguments = (name, server.url_of(f"data/{name}"), str(SETS[name]), directory)
+    runs = []
+    for epoch, passes in EPOCHS.items():
+        found = _execute("cache", (*arguments, str(passes)), server.environment)
+        kind = "cache" if directory else "no cache"
+        print(f"  {kind:<10}{epoch:<14}{found.reading or found.tail[-600:]}", flush=True)
+        runs.append(found)
+    return runs
+
+
+def _compared_seconds(pairs: list[tuple[SideRun, SideRun]], field: str) -> dict[str, float]:
+    seconds = [(max(ours.reading[field], 0.01), theirs.reading[field]) for ours, theirs in pairs]
+    verdict = ratios.verdict([ratios.times_better(*one, more_is_better=False) for one in seconds])
+    return {
+        "spotfit": median(ours for ours, _ in seconds),
+        "peer": median(theirs for _, theirs in seconds),
+        "ratio": verdict.median,
+        "lower": verdict.lower,
+    }
+
+
 # ── the command ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -266,7 +314,14 @@ def main() -> None:
     parser.add_argument("--storage", default="disk", choices=["disk", "s3"])
     parser.add_argument("--alone", choices=("spotfit", *PEERS), help="one side, without pairs")
     parser.add_argument("--feeders", action="store_true", help="0, 1 and 4 feeders, on images")
+    parser.add_argument("--cache", action="store_true", help="with and without a cache, from S3")
     args = parser.parse_args()
+    if args.cache:
+        found = {name: compare_cache(name, args.pairs) for name in args.sets}
+        for name, figures in found.items():
+            for figure, compared in figures.items():
+                print(f"{name}, {figure}: {_cell(compared, 1.0)}")
+        return
     if args.feeders:
         for _ in range(args.pairs):
             for processes in FEEDERS:

@@ -22,6 +22,8 @@ MACHINE_MODULES = (
     *("sdk/spotfit/code/environment_setup.py", "sdk/spotfit/host/event_loop.py"),
     *("sdk/spotfit/host/owned_dirs.py", "sdk/spotfit/host/process.py"),
     *("sdk/spotfit/checkpoint/node_sharing.py", "sdk/spotfit/checkpoint/peer_store.py"),
+    "sdk/spotfit/data/caching/cache_directories.py",
+    "sdk/spotfit/data/caching/cache_files.py",
     *("sdk/spotfit/data/feeding/feeder_process.py", "sdk/spotfit/data/feeding/processes.py"),
     *("sdk/spotfit/data/feeding/feeder_server.py", "sdk/spotfit/data/feeding/local_feeders.py"),
     "sdk/spotfit/data/feeding/worker_feeders.py",

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import spotfit
 import spotfit.data
+from spotfit.data.caching import cache_directories
 from tests.live.cloud import LiveTestCloud, eventually
 
 Config = dict[str, Any]
@@ -124,6 +127,43 @@ def test_killed_workers_continue_at_the_next_row(cloud: LiveTestCloud) -> None:
     # Another number of workers trains on the same global batches.
     other = cloud.fit(train, workers=1, name="alone", datasets={"train": shuffled_rows()})
     assert steps_of(result) == steps_of(other)
+
+
+def train_on_cached_rows(config: Config) -> None:
+    directory = cache_directories._RunDirectory.path
+    Path(config["marks"], f"cache-{os.getpid()}").write_text(str(directory))
+    train(config)
+
+
+def test_restarted_workers_read_the_cache_of_their_machine(cloud: LiveTestCloud) -> None:
+    calls = cloud.marks / "calls"
+    calls.mkdir()
+    cloud.marks.joinpath("rows").mkdir()
+    table = pa.table({"id": range(ROWS), "x": [number / ROWS for number in range(ROWS)]})
+    pq.write_table(table, cloud.marks / "rows" / "0.parquet", row_group_size=20)
+
+    def record_call(batch: dict[str, Any]) -> dict[str, Any]:
+        with (calls / str(os.getpid())).open("a") as file:
+            file.write(f"{batch['id'][0]}\n")
+        return batch
+
+    rows = spotfit.data.read_parquet(str(cloud.marks / "rows")).map_batches(record_call)
+    result = cloud.fit(
+        train_on_cached_rows,
+        workers=2,
+        max_failures=-1,
+        config={"kills": 2},
+        datasets={"train": rows.cache(disk_bytes=2**24).random_shuffle(seed=7)},
+    )
+    assert_each_row_once_per_epoch(result)
+    (calls / str(os.getpid())).unlink()  # of the client
+    assert len(list(calls.iterdir())) > 1
+    count = sum(len(path.read_text().splitlines()) for path in calls.iterdir())
+    # Two ranks may compute a unit at the same time. Without a cache there are two epochs of 50.
+    assert 50 <= count < 60
+    directories = {path.read_text() for path in cloud.marks.glob("cache-*")}
+    assert len(directories) == 1
+    eventually(lambda: not Path(*directories).exists())
 
 
 def test_a_resized_group_trains_on_the_rest_of_the_epoch(cloud: LiveTestCloud) -> None:

@@ -7,8 +7,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from spotfit.data.caching import cache_files
+from spotfit.data.caching.cache_files import CacheFiles
+from spotfit.data.caching.row_cache import RowCache
 from spotfit.data.iteration import pass_reader, shard
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
 from spotfit.data.loading import loader, slices
@@ -16,11 +20,13 @@ from spotfit.data.order import EpochOrder, LaneRange, OrderSettings
 from spotfit.data.rank_shards import DatasetShards
 from spotfit.model.events import GroupPlanned, NodeLost
 from spotfit_localsim.traces import CapacityTrace
+from spotfit_localsim.virtual.scenario import Scenario
 from spotfit_localsim.virtual.scenario_library import (
     dataset_scenario,
     feeders_of_a_dataset,
     resizes_within_an_epoch,
 )
+from spotfit_localsim.virtual.workload import CacheFaults
 from tests.sim.results import simulated
 from tests.sim.test_mutants import SimulationCase, check_production, find_violation
 
@@ -54,6 +60,22 @@ def test_batches_are_equal_with_feeders_on_machines_that_are_lost(seeds: range) 
     )
 
 
+@pytest.mark.parametrize("scenario", [resizes_within_an_epoch, feeders_of_a_dataset])
+@pytest.mark.parametrize("cache", [CacheFaults(0, 3000, 0.3), CacheFaults(2000, 10**6, 0.3)])
+def test_batches_are_equal_with_caches_whose_files_are_damaged(
+    scenario: Scenario, cache: CacheFaults
+) -> None:
+    assert simulated(with_cache(scenario, cache), 1).violation is None
+
+
+def with_cache(scenario: Scenario, cache: CacheFaults) -> Scenario:
+    """The same training, on rows that each machine keeps."""
+    assert scenario.workload.dataset is not None
+    dataset = replace(scenario.workload.dataset, cache=cache)
+    workload = replace(scenario.workload, dataset=dataset)
+    return replace(scenario, name=f"{scenario.name} with {cache}", workload=workload)
+
+
 # --- mutants --------------------------------------------------------------------------------------
 
 
@@ -69,7 +91,8 @@ SHRINKS_IN_EPOCH = replace(
 
 def dataset_cases() -> list[SimulationCase]:
     storms = [(dataset_scenario(seed), seed) for seed in range(10)]
-    return [(SHRINKS_IN_EPOCH, 0), (feeders_of_a_dataset, 0), *storms]
+    cached = with_cache(feeders_of_a_dataset, CacheFaults(0, 10**6, 0.5))
+    return [(SHRINKS_IN_EPOCH, 0), (feeders_of_a_dataset, 0), (cached, 0), *storms]
 
 
 def count_read_ahead(*arguments: Any) -> Iterator[tuple[Any, int]]:
@@ -132,6 +155,19 @@ def call_seeded_by_dataset(function: Any, block: Any, _key: int) -> Any:
     return slices.call_seeded(function, block, 7)
 
 
+def decode_unverified(self: CacheFiles, _name: str, body: Any) -> Any:
+    """Read whatever a file contains."""
+    return pa.ipc.open_stream(body[cache_files._HEADER.size :]).read_all()
+
+
+def put_shifted(self: RowCache, name: str, table: Any) -> None:
+    """Keep other rows than those that were computed."""
+    PUT(self, name, table.take(list(range(table.num_rows))[::-1]))
+
+
+PUT = RowCache.put
+
+
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [
@@ -143,6 +179,8 @@ def call_seeded_by_dataset(function: Any, block: Any, _key: int) -> Any:
         (shard, "choose_order", choose_by_world_size),
         (slices, "call_seeded", call_unseeded),
         (loader, "call_seeded", call_seeded_by_dataset),
+        (CacheFiles, "_decode", decode_unverified),
+        (RowCache, "put", put_shifted),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

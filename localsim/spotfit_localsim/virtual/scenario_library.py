@@ -51,6 +51,7 @@ from spotfit_localsim.virtual.scenario import (
 )
 from spotfit_localsim.virtual.sim_cloud import PROVISIONER_NAME
 from spotfit_localsim.virtual.workload import (
+    CacheFaults,
     DatasetWorkload,
     FeederFaults,
     UserCrash,
@@ -889,6 +890,16 @@ def _draw_dataset(rng: RandomStream, workers: int, *, uses_snapshots: bool) -> D
             failure_probability=rng.choice([0.0, 0.02, 0.2]),
             hang_probability=rng.choice([0.0, 0.0, 0.02]),
         ),
+        cache=rng.choice([None, _draw_cache(rng)]),
+    )
+
+
+def _draw_cache(rng: RandomStream) -> CacheFaults:
+    memory_bytes = rng.choice([0, 0, 2000, 10**6])
+    return CacheFaults(
+        memory_bytes=memory_bytes,
+        disk_bytes=rng.choice([3000, 10**6, 10**6] if memory_bytes == 0 else [0, 3000, 10**6]),
+        damage_probability=rng.choice([0.0, 0.1, 0.5]),
     )
 
 

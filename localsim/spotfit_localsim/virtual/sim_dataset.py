@@ -6,13 +6,17 @@ production. Simulated are the source of the rows, the links to feeders, and time
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -85,9 +89,26 @@ def add_noise(batch: dict[str, Any]) -> dict[str, Any]:
     return {"id": batch["id"], "value": np.random.standard_normal(len(batch["id"]))}
 
 
-def open_dataset(plan: DatasetWorkload) -> Dataset:
-    """Return the dataset that the training function gets."""
+def negate(batch: dict[str, Any]) -> dict[str, Any]:
+    """Change the values, as a function that is worth a cache does."""
+    return {"id": batch["id"], "value": -batch["value"]}
+
+
+def open_dataset(plan: DatasetWorkload, cache_directory: Path | None = None) -> Dataset:
+    """Return the dataset that the training function gets, with its cache if there is a directory.
+
+    Rows and order do not depend on the cache.
+    """
     dataset = Dataset.of_source(SimRows(plan.unit_rows, plan.row_bytes))
+    if plan.cache is not None:
+        dataset = dataset.map_batches(negate)
+        if cache_directory is not None:
+            limits = plan.cache.memory_bytes, plan.cache.disk_bytes
+            dataset = dataset.cache(
+                memory_bytes=limits[0],
+                disk_bytes=limits[1],
+                directory=cache_directory if limits[1] else None,
+            )
     if plan.shuffle == "units":
         dataset = dataset.randomize_block_order()
     elif plan.shuffle == "rows":
@@ -121,6 +142,7 @@ class SimDataset:
         self._is_reachable = is_reachable
         self._feeder_nodes = feeder_nodes
         self._thread_groups: list[ThreadGroup] = []
+        self._caches = _temporary_directory(self) if plan.cache is not None else None
         self.slices_of_feeders = 0
 
     def create_shard(
@@ -130,7 +152,30 @@ class SimDataset:
         threads = ThreadGroup(self._engine, host)
         self._thread_groups.append(threads)
         group = replace(self.group, rank=rank, world_size=world_size)
-        return SimShard(self, group, threads, resume_worker)
+        return SimShard(self, self._open_rows(host), group, threads, resume_worker)
+
+    def _open_rows(self, machine: str) -> Dataset:
+        """Return the rows as a new process of a machine opens them."""
+        if self._caches is None:
+            return self.rows
+        assert self.plan.cache is not None
+        directory = self._caches / machine.replace("/", "_")
+        for path in sorted(directory.glob("*/*/*")):
+            if path.name != "lock" and self._stream.bernoulli(self.plan.cache.damage_probability):
+                self._damage(path)
+        return open_dataset(self.plan, directory)
+
+    def _damage(self, path: Path) -> None:
+        content = path.read_bytes()
+        place = self._stream.randrange(len(content))
+        match self._stream.choice(["flip", "truncate", "delete"]):
+            case "flip":
+                flipped = bytes([content[place] ^ 1])
+                path.write_bytes(content[:place] + flipped + content[place + 1 :])
+            case "truncate":
+                path.write_bytes(content[:place])
+            case _:
+                path.unlink()
 
     def close(self) -> None:
         """Release all threads at the end of the simulation."""
@@ -180,7 +225,7 @@ class SimDataset:
             self.threads,
             partial(self._is_reachable, group.host, address),
             # Each feeder has its own caches, which are lost with it.
-            partial(self._execute, SliceReader({DATASET: self.rows})),
+            partial(self._execute, SliceReader({DATASET: self._open_rows(address)})),
             stream=self._stream,
             faults=faults,
         )
@@ -196,6 +241,13 @@ class SimDataset:
         table = reader.read(task)
         self.slices_of_feeders += 1
         return SliceReply(number, table, table.nbytes)
+
+
+def _temporary_directory(owner: object) -> Path:
+    """Return a directory that is removed with its owner."""
+    path = mkdtemp(prefix="spotfit-sim-")
+    weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 def _make_tls() -> ssl.SSLContext:
@@ -230,11 +282,13 @@ class SimShard:
     def __init__(
         self,
         shared: SimDataset,
+        rows: Dataset,
         group: ShardGroup,
         threads: ThreadGroup,
         resume_worker: Callable[[], None],
     ) -> None:
         self._shared = shared
+        self._rows = rows
         self._group = group
         self._threads = threads
         self._resume_worker = resume_worker
@@ -257,7 +311,7 @@ class SimShard:
         shared = self._shared
 
         def open_shards() -> None:
-            datasets = {DATASET: shared.rows}
+            datasets = {DATASET: self._rows}
             worker_feeders_ = None
             if feeders is not None:
                 worker_feeders_ = WorkerFeeders(

@@ -57,6 +57,16 @@ class FeederFaults:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFaults:
+    """The cache of a dataset on each machine, and what damages its files."""
+
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    damage_probability: float = 0.0
+    """That a file is damaged or deleted when a worker of its machine starts."""
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetWorkload:
     """The dataset that the ranks train on, repeatedly."""
 
@@ -79,6 +89,8 @@ class DatasetWorkload:
     """Whether batches count when they were trained on, as with `Checkpointer(loader=shard)`."""
     feeders: FeederFaults = FeederFaults()
     """Used if the scenario has machines for feeders, and the rows are augmented."""
+    cache: CacheFaults | None = None
+    """The cache of the rows before the augmentation; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ import pyarrow as pa
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
 from spotfit.data.aggregate_base import fold_all
+from spotfit.data.caching.cached_source import CachedSource
+from spotfit.data.caching.row_cache import cache_limits
 from spotfit.data.captured_values import digest_captured
 from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.expressions import Expr
@@ -711,6 +713,24 @@ class Dataset:
             log.warning("data.always_materialized", dataset=repr(self))
             return uuid.uuid4().hex
         return hashlib.sha256(f"{self.get_dataset_id()} {captured}".encode()).hexdigest()
+
+    def cache(
+        self,
+        *,
+        memory_bytes: float = 0,
+        disk_bytes: float = 0,
+        directory: str | Path | None = None,
+    ) -> Dataset:
+        """Return this dataset with its rows kept on each machine that reads them.
+
+        What is before `cache` is read and computed once on a machine, what is after it in every
+        epoch. Each process keeps at most `memory_bytes` in memory, and the processes of a machine
+        together `disk_bytes` in files, which are removed when the run ends, unless they are in a
+        `directory` of the user. Functions before `cache` must depend on their rows only. Rows and
+        their order are those without `cache`, whatever happens to the files.
+        """
+        limits = cache_limits(memory_bytes, disk_bytes, directory)
+        return self._with_plan(RowPlan.of_source(CachedSource(self._plan, limits)))
 
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame. Raises `ConfigError` if there are more than `limit`."""

@@ -53,6 +53,10 @@ class SourceUnits:
     schema: pa.Schema | None = None
     """Columns of all units, if they are found by listing; otherwise `Source.schema` knows them."""
 
+    def is_remote(self, unit: int) -> bool:
+        """Return whether the file of a unit is remote; False for a source without files."""
+        return bool(self.files) and self.files[int(self.unit_files[unit])].is_remote
+
 
 class Source(Protocol):
     """Rows that can be read unit by unit, in any order and by any process.
@@ -89,6 +93,10 @@ class Source(Protocol):
 @runtime_checkable
 class UnitFetcher(Protocol):
     """A source that can fetch the bytes of a unit without decoding them."""
+
+    def is_fetched(self, units: SourceUnits, unit: int) -> bool:
+        """Return whether fetching the unit sends requests; otherwise it takes no time."""
+        ...
 
     def fetch_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None

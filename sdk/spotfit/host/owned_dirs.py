@@ -61,6 +61,7 @@ def owned_directory(parent: Path, name: str) -> Iterator[Path]:
     folder = parent / f"{_prefix()}{name}"
     folder.mkdir(mode=0o700)
     lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    owner = os.getpid()
     try:
         with suppress(OSError):  # a file system without locks: the directory is never an orphan
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,14 +70,19 @@ def owned_directory(parent: Path, name: str) -> Iterator[Path]:
             os.pwrite(lock, b"\n".join(_lock_domains(lock)), 0)
         yield folder
     finally:
-        with suppress(OSError):  # it was removed by others, or the name is in use
-            # Threads of this process may still create files in it, such as the segment of a
-            # replica. Under the new name they cannot, so that nothing is left behind.
-            folder = folder.rename(folder.with_name(f"{folder.name}.removed"))
+        if os.getpid() == owner:  # also the exit of a fork ends the context
+            _remove_tree(folder)
         # The lock last: once it is free, others may remove the directory and create it again, and
         # rmtree would delete the new one.
-        shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _remove_tree(folder: Path) -> None:
+    with suppress(OSError):  # it was removed by others, or the name is in use
+        # Threads of this process may still create files in it, such as the segment of a replica.
+        # Under the new name they cannot, so that nothing is left behind.
+        folder = folder.rename(folder.with_name(f"{folder.name}.removed"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prefix() -> str:

@@ -74,7 +74,12 @@ def open_server(init: SidecarInit, start: StartFeeders) -> FeederServer:
 
     payload = SidecarRun(init, PATIENT_RETRY_POLICY).load_code()
     return FeederServer(
-        FeederInit(log_level=start.log_level, secret=init.secret, run_id=init.run_id),
+        FeederInit(
+            log_level=start.log_level,
+            secret=init.secret,
+            run_id=init.run_id,
+            scratch_dir=init.scratch_dir,
+        ),
         payload.object_pickles[DATASETS],
         processes=start.processes,
     )

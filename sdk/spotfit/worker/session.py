@@ -782,9 +782,12 @@ class Session:
 
     @cached_property
     def _dataset_shards(self) -> DatasetShards:
+        from spotfit.data.caching.cache_directories import set_scratch_directory
         from spotfit.data.iteration.shard import ShardGroup
         from spotfit.data.rank_shards import DatasetShards
 
+        if self._start.scratch_dir:
+            set_scratch_directory(self._start.scratch_dir)
         group = ShardGroup(
             rank=self._start.rank,
             world_size=self._start.world_size,
@@ -822,6 +825,7 @@ class Session:
             workers_of_machine=self._start.local_world_size,
             max_nodes=self._spec.feeders.max_nodes,
             log_level=self._spec.log_level,
+            scratch_dir=self._start.scratch_dir,
         )
 
     def _read_feeders(self) -> tuple[FeederAddress, ...]:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +58,12 @@ class CountingSource:
         ids = np.arange(first, first + rows)
         table = pa.Table.from_arrays([int64_array(ids), int64_array(2 * ids)], ["id", "double"])
         return table if columns is None else table.select(list(columns))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     @property
     def dataset(self) -> Dataset:

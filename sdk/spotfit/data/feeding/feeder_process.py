@@ -31,6 +31,7 @@ from spotfit.code.function_pickle import unpickle
 from spotfit.core.codec import decoder
 from spotfit.core.errors import IntegrityError
 from spotfit.core.ids import RunId
+from spotfit.data.caching.cache_directories import set_scratch_directory
 from spotfit.data.feeding.messages import (
     FeederRequest,
     receive_bytes,
@@ -58,6 +59,8 @@ class FeederInit(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""
     """The run key as text; '' for a process that gets no connections of other machines."""
     run_id: RunId = RunId("")
+    scratch_dir: str = ""
+    """The scratch directory of the run on this machine; '' if it has none."""
 
     def __repr__(self) -> str:
         return "FeederInit(…)"
@@ -77,6 +80,8 @@ def main(control_fd: int) -> NoReturn:
     init = decoder(FeederInit).decode(first)
     log.use_default_handler()
     log.set_level(init.log_level)
+    if init.scratch_dir:
+        set_scratch_directory(init.scratch_dir)
     # The datasets are unpickled with the first task: an error of it is the reply.
     loop = FeederLoop(control, lambda: _open_reader(pickled), _open_tls(init))
     loop.run()

@@ -46,6 +46,7 @@ class WorkerFeeders:
         pickled_datasets: What feeder processes load: an object whose `datasets` are these.
         processes: Processes beside this worker; None: one less than its share of the processors.
         max_nodes: Machines for feeders that the run has at most.
+        scratch_dir: The scratch directory of the run on this machine; '' if it has none.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class WorkerFeeders:
         workers_of_machine: int,
         max_nodes: int,
         log_level: str = "INFO",
+        scratch_dir: str = "",
     ) -> None:
         self._datasets = datasets
         self._sources = sources
@@ -68,7 +70,8 @@ class WorkerFeeders:
         self._clock = SystemClock()
         reader = SliceReader(datasets)
         self.pool = FeederPool(reader.read, self._clock, prefetch=reader.prefetch)
-        self._local = LocalFeeders(self.pool, FeederInit(log_level=log_level), pickled_datasets)
+        init = FeederInit(log_level=log_level, scratch_dir=scratch_dir)
+        self._local = LocalFeeders(self.pool, init, pickled_datasets)
         self._is_started = False
         self._is_closed = threading.Event()
         self._waited_s: Callable[[], float | None] = lambda: None

@@ -157,7 +157,7 @@ class ShardPosition:
         return {
             "epoch": self.epoch,
             "consumed": self.consumed,
-            "manifest": self.dataset.manifest.digest[:MANIFEST_DIGITS],
+            "manifest": self.dataset.manifest.position_digest[:MANIFEST_DIGITS],
             **self._order._asdict(),
         }
 
@@ -173,7 +173,7 @@ class ShardPosition:
         self._yielded.clear()
         if not self.consumed:
             return
-        if state["manifest"] != self.dataset.manifest.digest[:MANIFEST_DIGITS]:
+        if state["manifest"] != self.dataset.manifest.position_digest[:MANIFEST_DIGITS]:
             raise self._changed_error(state)
         self._order = OrderSettings(**{name: state[name] for name in OrderSettings._fields})
         if self.group.rank == 0:

@@ -11,6 +11,7 @@ from functools import partial
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.formats.batch_formats import concat_blocks
 from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.loading.lane_blocks import LaneBlock
 from spotfit.data.loading.task_pool import TaskPool
@@ -119,7 +120,7 @@ class WindowReader:
             raise
 
     def _assemble(self, block: LaneBlock, tables: list[pa.Table]) -> pa.Table:
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        table = concat_blocks(tables)
         window = Window(block.number, block.first, block.rows, tuple(block.parts))
         permutation = self._order.permutation(block.lane, window)
         if permutation is not None:

@@ -260,6 +260,15 @@ class RowPlan:
         inner = (plan for source in sources for plan in getattr(source, "plans", ()))
         return any(one.files for one in units) or any(plan.reads_files for plan in inner)
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether the versions of all files that are read are known."""
+        units, sources = self.manifest.source_units, self.manifest.sources
+        inner = (plan for source in sources for plan in getattr(source, "plans", ()))
+        return all(file.version for one in units for file in one.files) and all(
+            plan.has_versions for plan in inner
+        )
+
     def read_unit(self, unit: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of a unit after the transforms; with `columns`, only these.
 

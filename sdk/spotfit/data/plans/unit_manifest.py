@@ -103,6 +103,16 @@ class UnitManifest:
             content.update(array.astype("<i8").tobytes())
         return content.hexdigest()
 
+    @cached_property
+    def position_digest(self) -> str:
+        """Hexadecimal SHA-256 of the rows that a position counts, which a cache does not change."""
+        plan = getattr(self.sources[0], "cached_plan", None) if len(self.sources) == 1 else None
+        if plan is None:
+            return self.digest
+        inner: UnitManifest = plan.manifest.select_units(self.unit_indices)
+        first_rows = int_array(inner.unit_first_rows + self.unit_first_rows)
+        return replace(inner, unit_first_rows=first_rows, unit_rows=self.unit_rows).position_digest
+
     def read_part(
         self, unit: int, first: int, count: int, columns: Sequence[str] | None = None
     ) -> pa.Table:
@@ -136,12 +146,10 @@ class UnitManifest:
 
     def is_fetched(self, unit: int) -> bool:
         """Whether the bytes of a unit are fetched by requests, apart from their decoding."""
-        source = int(self.unit_sources[unit])
-        units, index = self.source_units[source], int(self.unit_indices[unit])
-        return (
-            isinstance(self.sources[source], UnitFetcher)
-            and bool(units.files)
-            and units.files[int(units.unit_files[index])].is_remote
+        number = int(self.unit_sources[unit])
+        source, units = self.sources[number], self.source_units[number]
+        return isinstance(source, UnitFetcher) and source.is_fetched(
+            units, int(self.unit_indices[unit])
         )
 
     @cached_property

@@ -79,6 +79,10 @@ class FormatSource:
         """Read and decode one unit; see `Source.read_unit`."""
         return self.fetch_unit(units, unit, columns)()
 
+    def is_fetched(self, units: SourceUnits, unit: int) -> bool:
+        """Whether the unit is in a bucket."""
+        return units.is_remote(unit)
+
     def fetch_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> Decode:

@@ -7,6 +7,8 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import cloudpickle
 import pyarrow as pa
@@ -18,7 +20,7 @@ from spotfit.data.feeding.link import FeederLink
 from spotfit.data.feeding.messages import SliceReply
 from spotfit.data.feeding.processes import FeederProcess
 from spotfit.data.plans.transforms import BlockFunction
-from tests.unit.data.feeding.augmented_rows import Pass, dataset_of, shipped
+from tests.unit.data.feeding.augmented_rows import Pass, RaiseAt, dataset_of, shipped
 
 pytestmark = pytest.mark.real_time("starts processes")
 VARIABLES = (
@@ -65,6 +67,18 @@ def first_slice(link: FeederLink) -> pa.Table:
 def test_a_process_sees_no_accelerators_and_uses_one_thread(process: FeederProcess) -> None:
     table = first_slice(FeederLink(process.connect(), "feeder"))
     assert [table.column(name)[0].as_py() for name in VARIABLES] == ["", "1", "1", "1"]
+
+
+def test_processes_share_the_cache_of_the_run(tmp_path: Path) -> None:
+    dataset = DATASET.cache(disk_bytes=2**20).with_transform(RaiseAt(99))
+    one_pass = Pass(dataset)
+    init = FeederInit(scratch_dir=str(tmp_path))
+    with closing(FeederProcess(init, cloudpickle.dumps(shipped(dataset)))) as process:
+        link = FeederLink(process.connect(), "feeder")
+        link.send(1, next(one_pass.tasks()))
+        assert isinstance(link.receive(), SliceReply)
+        link.close()
+    assert len(list(tmp_path.glob("data_cache/*/*/*-all"))) == 1
 
 
 def test_a_process_serves_several_connections(process: FeederProcess) -> None:

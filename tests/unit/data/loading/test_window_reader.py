@@ -123,6 +123,9 @@ class FetchedSource(CountingSource):
     fetch_threads: set[str] = field(default_factory=set)
     decode_threads: set[str] = field(default_factory=set)
 
+    def is_fetched(self, units: SourceUnits, unit: int) -> bool:
+        return units.is_remote(unit)
+
     def fetch_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> Decode:

@@ -56,6 +56,9 @@ def test_units_of_a_bucket_are_fetched(url: str, is_fetched: bool) -> None:
         def list_units(self) -> SourceUnits:
             return replace(super().list_units(), files=(DataFile(url, "file", 1, "1"),))
 
+        def is_fetched(self, units: SourceUnits, unit: int) -> bool:
+            return units.is_remote(unit)
+
         def fetch_unit(self, *arguments: Any) -> Decode:
             return lambda: self.read_unit(*arguments)
 

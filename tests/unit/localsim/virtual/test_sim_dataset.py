@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from spotfit_localsim.virtual.engine import Engine
 from spotfit_localsim.virtual.sim_dataset import SimDataset, SimShard
 from spotfit_localsim.virtual.sim_feeders import SimFeederNode
 from spotfit_localsim.virtual.trained_rows import RankBatch
-from spotfit_localsim.virtual.workload import DatasetWorkload, FeederFaults
+from spotfit_localsim.virtual.workload import CacheFaults, DatasetWorkload, FeederFaults
 
 PLAN = DatasetWorkload(unit_rows=(20, 12, 16), batch_rows=12, augments=True)
 
@@ -120,6 +121,18 @@ def test_feeders_that_raise_or_hang_are_replaced_by_the_worker() -> None:
         expected = alone.read(alone.open(), 8)
     with fed.dataset.patches():
         assert fed.read(fed.open(), 8) == expected
+
+
+@pytest.mark.parametrize("cache", [CacheFaults(10**6), CacheFaults(500, 10**6, 0.5)], ids=str)
+def test_processes_of_a_machine_read_the_rows_of_its_cache(cache: CacheFaults) -> None:
+    plan = replace(PLAN, cache=cache)
+    alone, cached = Reading(replace(PLAN, cache=CacheFaults(1))), Reading(plan)
+    with alone.dataset.patches():
+        expected = alone.read(alone.open(), 8)
+    with cached.dataset.patches():
+        for _ in range(3):
+            assert cached.read(cached.open(), 8) == expected
+    assert not cached.violations
 
 
 def test_waits_for_feeders_are_reported_in_virtual_time() -> None:

@@ -1,0 +1,1 @@
+"""Rows that are computed once on a machine and kept there."""
