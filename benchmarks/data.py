@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import bucket, peers, process_tree, ratios, tables
+from benchmarks import bucket, peers, process_tree, ratios, run_once, tables
 
 RESULT = peers.BENCH / "results" / "data.json"
 SETS = {"tables": 256, "text": 64, "images": 64}
@@ -57,6 +57,8 @@ class SideRun:
     reading: dict[str, Any]
     peak_pss_bytes: int
     processes: int
+    pressure: float
+    """As in `run_once.Run`: percent, the larger one of before and after the run."""
     tail: str
 
     @property
@@ -74,10 +76,11 @@ class SideRun:
 
 def run(side: str, name: str, storage: str = "disk") -> SideRun:
     """Read a data set once with one side."""
-    location, variables = str(create_set(name)), dict[str, str]()
+    folder = shards_of(name) if side == "streaming" else create_set(name)
+    location, variables = str(folder), dict[str, str]()
     if storage == "s3":
-        delayed = _delayed_server(name)
-        location, variables = delayed.url_of(f"data/{name}"), delayed.environment
+        delayed = _delayed_server(folder)
+        location, variables = delayed.url_of(f"data/{folder.name}"), delayed.environment
     return _execute(side, (name, location, str(SETS[name])), variables)
 
 
@@ -87,6 +90,7 @@ def _execute(side: str, arguments: tuple[str, ...], variables: Mapping[str, str]
     command = [str(peers.python_of(SIDES[side])), program, *arguments]
     tag = uuid.uuid4().hex
     environment = environment_of(tag, variables)
+    pressure = run_once.cpu_pressure()
     with process_tree.ProcessTree(tag) as tree, _PeakMemory(tree) as memory:
         process = subprocess.run(
             command,
@@ -101,7 +105,8 @@ def _execute(side: str, arguments: tuple[str, ...], variables: Mapping[str, str]
     lines = [line for line in process.stdout.splitlines() if line.startswith('{"rows"')]
     reading = json.loads(lines[-1]) if lines and not process.returncode else {}
     tail = "" if reading else process.stdout[-2_000:]
-    return SideRun(side, reading, memory.peak_bytes, tree.processes, tail)
+    pressure = max(pressure, run_once.cpu_pressure())
+    return SideRun(side, reading, memory.peak_bytes, tree.processes, pressure, tail)
 
 
 def environment_of(tag: str, variables: Mapping[str, str]) -> dict[str, str]:
@@ -118,10 +123,10 @@ def environment_of(tag: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @functools.cache
-def _delayed_server(name: str) -> bucket.Server:
-    """Return a server with the data set."""
+def _delayed_server(folder: Path) -> bucket.Server:
+    """Return a server with the files of a data set."""
     server = bucket.server()
-    server.upload(create_set(name), f"data/{name}")
+    server.upload(folder, f"data/{folder.name}")
     return bucket.with_delay(server, S3_DELAY_MS)
 
 
@@ -132,6 +137,17 @@ def create_set(name: str) -> Path:
         program = str(peers.ROOT / "benchmarks" / "data_sets.py")
         subprocess.run([str(peers.python_of("data")), program, name, str(folder)], check=True)
     return folder / name
+
+
+def shards_of(name: str) -> Path:
+    """Return the folder of a data set as MDS shards, which are written on the first call."""
+    files = create_set(name)
+    shards = files.with_name(f"{name}-mds")
+    if not (shards / "index.json").exists():
+        command = [str(peers.python_of(SIDES["streaming"])), str(peers.SIDES / "data_streaming.py")]
+        arguments = ["write", name, str(files), str(shards)]
+        subprocess.run([*command, *arguments], env=environment_of("", {}), check=True)
+    return shards
 
 
 class _PeakMemory:
@@ -184,6 +200,10 @@ def compare(name: str, peer: str, pairs: int, storage: str = "disk") -> dict[str
         "peer": peer,
         "pairs": len(complete),
         "failed": pairs - len(complete),
+        "pressure": [
+            median(pair[side].pressure for pair in complete) if complete else 0.0
+            for side in range(2)
+        ],
         **(_ratios(complete) if complete else {}),
         "runs": [asdict(run) for pair in measured for run in pair],
     }
@@ -220,7 +240,8 @@ def _run_and_print(side: str, name: str, storage: str) -> SideRun:
         f"  {side:<12}{found.rows_per_cpu_s:>10,.0f} rows/CPU-s"
         f"{found.reading['cpu_s']:>8.2f} CPU-s in {found.reading['wall_s']:.1f} s, "
         f"first {found.first_cpu_s:.2f} in {found.reading['first_s']:.1f} s"
-        f"{found.peak_pss_bytes / 1e6:>7.0f} MB in {found.processes} processes",
+        f"{found.peak_pss_bytes / 1e6:>7.0f} MB in {found.processes} processes"
+        f"  pressure {found.pressure:.0f} %",
         flush=True,
     )
     return found
@@ -287,11 +308,12 @@ def table(comparisons: list[dict[str, Any]]) -> str:
             each["peer"],
             str(each["pairs"]),
             *(_cell(each[key], scale) for key, scale in _COLUMNS.values()),
+            " / ".join(f"{percent:.0f}" for percent in each["pressure"]),
         )
         for each in comparisons
         if each["pairs"]
     ]
-    return tables.markdown(("data", "peer", "pairs", *_COLUMNS), rows)
+    return tables.markdown(("data", "peer", "pairs", *_COLUMNS, "CPU pressure (%)"), rows)
 
 
 _COLUMNS = {

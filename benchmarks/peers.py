@@ -41,7 +41,7 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     # The sides of data.py; the first also runs spotfit.
     "data": (TORCH, "numpy", "pyarrow==26.0.1", "pillow", "-e", str(ROOT)),
     "data-ray": ("ray[data,train]==2.60.0", TORCH, "pillow"),
-    "data-huggingface": ("datasets==5.2.0", TORCH, "pillow"),
+    "data-huggingface": ("datasets==5.2.0", "s3fs", TORCH, "pillow"),
     "data-streaming": ("mosaicml-streaming==0.13.0", TORCH, "pillow", "pyarrow==26.0.1"),
 }
 

@@ -29,9 +29,17 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def begin(name: str, folder: str, batch_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    files = sorted(map(str, Path(folder).glob("*.parquet")))
+    options = None
+    if "://" in folder:
+        folder, address = data_reading.split_url(folder)
+        options = {"client_kwargs": {"endpoint_url": address}}
     dataset = load_dataset(
-        "parquet", data_files=files, split="train", streaming=True, columns=COLUMNS[name]
+        "parquet",
+        data_files=f"{folder}/*.parquet",
+        split="train",
+        streaming=True,
+        columns=COLUMNS[name],
+        storage_options=options,
     )
     dataset = dataset.shuffle(seed=1, buffer_size=BUFFER_ROWS[name])
     if name == "images":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import torch
@@ -75,6 +76,14 @@ def tree_cpu_s() -> float:
         # user, system, and both of the children
         total_s += sum(map(int, fields[11:15])) / TICKS_PER_S
     return total_s
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Return the URL without its options, and the address of the S3 server that they name."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    address = f"{options['scheme']}://{options['endpoint_override']}"
+    return f"{parts.scheme}://{parts.netloc}{parts.path}", address
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────

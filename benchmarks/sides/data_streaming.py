@@ -1,12 +1,17 @@
-"""`data.py` with MosaicML Streaming: MDS shards on a disk, shuffled by py1e, two workers.
+"""`data.py` with MosaicML Streaming: MDS shards, shuffled by py1e, two workers.
 
-The shards are written before the measurement. An environment whose torchvision cannot be imported
-gets an empty one: the library imports it for data sets of images that are not used here.
+    data_streaming.py write tables|text|images FILES SHARDS
+
+writes the shards, before the measurement. From S3 they are copied to an empty folder while they are
+read. An environment without torchvision gets an empty one: the library imports it for data sets of
+images that are not used here.
 """
 
 import importlib.util
+import os
 import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,16 +53,13 @@ def collate_text(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"tokens": data_reading.pad([row["tokens"] for row in rows])}
 
 
-def shards_of(name: str, folder: str) -> str:
-    """Return the folder of the shards, which are written on the first call."""
-    target = Path(f"{folder}-mds")
-    if not (target / "index.json").exists():
-        shutil.rmtree(target, ignore_errors=True)
-        with MDSWriter(out=str(target), columns=COLUMNS[name], compression=None) as writer:
-            for path in sorted(Path(folder).glob("*.parquet")):
-                for row in rows_of(name, pq.read_table(path, columns=list(COLUMNS[name]))):
-                    writer.write(row)
-    return str(target)
+def write(name: str, files: str, shards: str) -> None:
+    """Write the rows of Parquet files as shards."""
+    shutil.rmtree(shards, ignore_errors=True)
+    with MDSWriter(out=shards, columns=COLUMNS[name], compression=None) as writer:
+        for path in sorted(Path(files).glob("*.parquet")):
+            for row in rows_of(name, pq.read_table(path, columns=list(COLUMNS[name]))):
+                writer.write(row)
 
 
 def rows_of(name: str, table: Any) -> Iterator[dict[str, Any]]:
@@ -75,16 +77,23 @@ def rows_of(name: str, table: Any) -> Iterator[dict[str, Any]]:
 
 def begin(name: str, shards: str, batch_rows: int) -> Iterator[Any]:
     kind = Images if name == "images" else StreamingDataset
-    dataset = kind(local=shards, shuffle=True, shuffle_seed=1, batch_size=batch_rows)
-    yield from DataLoader(
-        dataset,
-        batch_size=batch_rows,
-        num_workers=WORKERS,
-        collate_fn=collate_text if name == "text" else None,
-    )
+    places = {"local": shards}
+    with tempfile.TemporaryDirectory() as empty:
+        if "://" in shards:
+            remote, os.environ["S3_ENDPOINT_URL"] = data_reading.split_url(shards)
+            places = {"remote": remote, "local": empty}
+        dataset = kind(**places, shuffle=True, shuffle_seed=1, batch_size=batch_rows)
+        yield from DataLoader(
+            dataset,
+            batch_size=batch_rows,
+            num_workers=WORKERS,
+            collate_fn=collate_text if name == "text" else None,
+        )
 
 
 if __name__ == "__main__":
-    name, folder, batch_rows = data_reading.arguments()
-    shards = shards_of(name, folder)
-    data_reading.measure(lambda: begin(name, shards, batch_rows))
+    if sys.argv[1] == "write":
+        write(*sys.argv[2:])
+    else:
+        name, shards, batch_rows = data_reading.arguments()
+        data_reading.measure(lambda: begin(name, shards, batch_rows))
