@@ -150,7 +150,7 @@ def _serve_node(
         env.replace_all(inherited)
         # The agent handled SIGTERM as its notice. Between two nodes the machine just exits, and
         # SystemExit runs the cleanup of its directory.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(limit_exit(0)))
     if code == AgentExitCode.DRAINED:
         node.mark_reclaimed("drained before its preemption")
     elif code == AgentExitCode.RELEASED:

@@ -542,6 +542,8 @@ class Agent:
     # --- exit --------------------------------------------------------------------------------
 
     def _should_exit(self) -> bool:
+        if self.is_abandoned:
+            return True  # also if the storage has returned meanwhile: the workers were stopped
         view = self._ledger.view
         group = view.groups.get(self._member.token)
         # The journal may not list this machine as part of the run: a leader that was replaced
@@ -602,8 +604,7 @@ class Agent:
         Neither the leader nor the bucket.
         """
         timeout_s = self._journal_poller.timing.orphan_timeout_s
-        missing_since = self._journal_writer.missing_since
-        if missing_since is not None and self._now - missing_since > timeout_s:
+        if self._journal_writer.missing_s > timeout_s:
             return True
         silent_s = self._now - self._journal_poller.last_contact_at
         return self._leader_connection.address is None and silent_s > timeout_s

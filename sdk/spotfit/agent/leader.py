@@ -432,9 +432,11 @@ class Leader:
     def _maintain_liveness(self, view: View, now: float) -> None:
         """Renew the lease, send heartbeats, and disconnect agents that send none."""
         timing = view.spec.timing
-        self._lease.renew_if_due(
-            _CLEANUP_LEASE_INTERVAL_S if view.fit_end else timing.lease_interval_s, now
-        )
+        # A renewal would create the directory of a journal that is missing.
+        if self._services.journal_writer.missing_since is None:
+            self._lease.renew_if_due(
+                _CLEANUP_LEASE_INTERVAL_S if view.fit_end else timing.lease_interval_s, now
+            )
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + timing.heartbeat_interval_s
             # A frozen machine keeps its TCP connection open: only missing messages reveal it.
@@ -551,7 +553,9 @@ class Leader:
         return next(filter(None, errors), None)
 
     def _next_wake(self, now: float) -> float:
-        wakes = [self._heartbeat_at, self._lease.next_wake(), self._services.settler.wake_at(now)]
+        wakes = [self._heartbeat_at, self._services.settler.wake_at(now)]
+        if self._services.journal_writer.missing_since is None:
+            wakes.append(self._lease.next_wake())
         # Without it the tick follows the end of the write, which wakes the event loop.
         if self._services.journal_writer.is_settled:
             wakes.append(self._wait_until)

@@ -110,14 +110,13 @@ class HeadlessLeader:
 
     def _check_is_present(self, now: float) -> None:
         """Raise `JournalError` if the journal is missing for as long as agents tolerate it."""
-        missing_since = self._journal_writer.missing_since
-        if missing_since is None:
+        if self._journal_writer.missing_since is None:
             return
-        view = self.view
-        if now - missing_since > view.spec.timing.orphan_timeout_s:
+        view, missing_s = self.view, self._journal_writer.missing_s
+        if missing_s > view.spec.timing.orphan_timeout_s:
             raise JournalError(
                 f"The journal of the run {view.spec.name!r} is missing in {self._ledger.store.url} "
-                f"for {now - missing_since:.0f} s: it was deleted or replaced while the run was "
+                f"for {missing_s:.0f} s: it was deleted or replaced while the run was "
                 "active. Agents exit by themselves.",
                 do="Check with the tools of the backend that no machine is left. Call fit() again "
                 "to train from the beginning. Cancel a run before its directory is deleted.",
@@ -192,7 +191,8 @@ class HeadlessLeader:
         # Renew first: the calls below may block for longer than a lease interval.
         if now >= self._next_renewal_at:
             self._next_renewal_at = now + view.spec.timing.lease_interval_s
-            self._ledger.renew_lease()
+            if self._journal_writer.missing_since is None:
+                self._ledger.renew_lease()
         self._reconciler.observe(now, every_s=view.spec.timing.observe_interval_s)
         # An action is valid only for the view it was decided from, so decide again after each one.
         must_repeat, until = True, now

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from spotfit.control.background_calls import BackgroundCalls
-from spotfit.core.errors import StorePermissionError, TransientStoreError
+from spotfit.core.errors import BucketNotFoundError, NotFoundError
 from spotfit.host import log
 from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
@@ -32,13 +32,13 @@ class JournalPresence:
         """The last entry of which this process knew when the journal was last present."""
         self.missing_since: float | None = None
         """When the journal was first found missing, None while it is present."""
+        self._found_missing_at = 0.0
 
     def check_if_due(self, now: float) -> None:
         """Start a check that is due, and collect the result of the one in progress.
 
-        Nothing is checked before the first entry was read, and after the end of the fit. An error
-        that may end by itself shows nothing; others, such as a deleted bucket, mean that it is
-        missing.
+        Nothing is checked before the first entry was read, and after the end of the fit. Of errors
+        only a deleted bucket means that it is missing: outages and denied requests show nothing.
         """
         view = self._ledger.journal_view
         if not isinstance(view, View) or view.fit_end is not None:
@@ -53,19 +53,32 @@ class JournalPresence:
         self._is_checking = result is None
         if result is None:
             return
-        may_be_present = isinstance(result.error, (TransientStoreError, StorePermissionError))
         if result.error is None and result.value:
             self.missing_since, self._last_slot = None, view.next_slot - 1
-        elif not may_be_present and self.missing_since is None:
-            self.missing_since = now
-            log.error(
-                "journal.missing",
-                url=self._ledger.store.url,
-                reason=str(result.error or "that of the active run was deleted or replaced"),
-                do="restore the directory, or cancel a run before its directory is deleted",
-            )
+        elif result.error is None or isinstance(result.error, (NotFoundError, BucketNotFoundError)):
+            self._record_missing(now, result.error)
         is_missing = self.missing_since is not None
         self._check_at = now + (_RECHECK_INTERVAL_S if is_missing else _CHECK_INTERVAL_S)
+
+    def _record_missing(self, now: float, error: BaseException | None) -> None:
+        self._found_missing_at = now
+        if self.missing_since is not None:
+            return
+        self.missing_since = now
+        log.error(
+            "journal.missing",
+            url=self._ledger.store.url,
+            reason=str(error or "that of the active run was deleted or replaced"),
+            do="restore the directory, or cancel a run before its directory is deleted",
+        )
+
+    @property
+    def missing_s(self) -> float:
+        """For how many seconds the journal was missing when it was last found missing; else 0.
+
+        It does not grow while no check has a result: an outage must not end a run.
+        """
+        return 0.0 if self.missing_since is None else self._found_missing_at - self.missing_since
 
     @property
     def wake_at(self) -> float:

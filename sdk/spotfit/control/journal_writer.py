@@ -102,14 +102,21 @@ class JournalWriter:
         return self._presence.missing_since
 
     @property
+    def missing_s(self) -> float:
+        """For how many seconds the journal has been found missing; see `JournalPresence`."""
+        return self._presence.missing_s
+
+    @property
     def wake_at(self) -> float:
         """When `advance` must be called again, in seconds of `Clock.now()`.
 
         `math.inf` if nothing is due, or only calls in flight are awaited: `ThreadedCalls` wakes the
         event loop for these. A time in the past, also `-math.inf`, means at once.
         """
-        must_offer = self._pending is not None and not (
-            self._pending.in_flight or self._pending.slot_taken
+        must_offer = (
+            self._pending is not None
+            and not (self._pending.in_flight or self._pending.slot_taken)
+            and self.missing_since is None
         )
         must_read = self._must_read and not self._read_in_flight
         return min(self._retry_at if must_offer or must_read else _NEVER, self._presence.wake_at)
@@ -187,7 +194,8 @@ class JournalWriter:
             # The slot's entry was received from another process or by a read.
             self._pending = None
         elif pending is not None and (
-            pending.in_flight or not (pending.slot_taken or now < self._retry_at)
+            pending.in_flight
+            or not (pending.slot_taken or now < self._retry_at or self.missing_since is not None)
         ):
             create = partial(self.ledger.create_entry, pending.slot, pending.body)
             result = self._background_calls.run(f"append {pending.slot}", create)

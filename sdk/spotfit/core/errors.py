@@ -19,6 +19,7 @@ SpotfitError
 │   │   └── CheckpointNotFoundError (FileNotFoundError)  the checkpoint's directory does not exist
 │   ├── AlreadyExistsError               `create` found an existing object
 │   ├── ObjectChangedError               the object has another version than expected
+│   ├── BucketNotFoundError              the bucket or container does not exist
 │   ├── TransientStoreError              a temporary failure; the operation may be retried
 │   ├── StorePermissionError             the credentials do not permit the operation
 │   └── AtomicCreateUnsupportedError     the store's `create` is not atomic
@@ -139,6 +140,10 @@ class StoreError(SpotfitError):
 # Callers handle this and the next two classes as expected outcomes of store operations.
 class NotFoundError(StoreError):
     """There is no object with this key."""
+
+
+class BucketNotFoundError(StoreError):
+    """The bucket or container does not exist."""
 
 
 # Not the base class: code that catches OSError of local files must not catch those of the store.

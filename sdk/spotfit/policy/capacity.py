@@ -48,7 +48,7 @@ from spotfit.policy.retry_budget import last_line
 # their shared memory, store their last log lines and exit by themselves; cancelling the group
 # earlier would kill them meanwhile. An agent limits these steps to 3 s of writes, 1 s for workers
 # and 10 s of log lines (`agent.agent`, `agent.driver`, `agent.log_shipper`): together 14 s. A
-# machine that hangs is paid for no longer than this.
+# machine that hangs, whose agent waits longer for its processes, is paid for no longer than this.
 SELF_EXIT_TIMEOUT_S = 15.0
 
 # The last leader deletes dropped checkpoints before its own machine is released: no process would

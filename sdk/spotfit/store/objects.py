@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    BucketNotFoundError,
     ConfigError,
     NotFoundError,
     StoreError,
@@ -375,7 +376,7 @@ def _to_store_error(error: Exception, what: str, *, is_create: bool) -> StoreErr
     if status == 412:
         return changed_error(what)
     if _MISSING_BUCKET.search(text):
-        return StoreError(
+        return BucketNotFoundError(
             f"The bucket of {what} does not exist.",
             do="Create the bucket, or correct its name in storage_path.",
         )

@@ -12,7 +12,12 @@ from spotfit.control.headless_leader import HeadlessLeader, sweep
 from spotfit.control.journal_writer import JournalWriter
 from spotfit.control.reconciler import Reconciler
 from spotfit.control.settlement import GroupSettler
-from spotfit.core.errors import JournalError, StoreError, TransientStoreError
+from spotfit.core.errors import (
+    BucketNotFoundError,
+    JournalError,
+    StoreError,
+    TransientStoreError,
+)
 from spotfit.core.ids import AgentId, Token
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -129,14 +134,14 @@ def test_the_end_of_a_run_in_a_deleted_bucket_is_an_error(monkeypatch: pytest.Mo
     driver.tick(100.0)
 
     def get(_key: str) -> bytes:
-        raise StoreError("The bucket does not exist.")
+        raise BucketNotFoundError("The bucket does not exist.")
 
     monkeypatch.setattr(harness.store, "get", get)
-    for now in (160.0, 160.0 + TIMING.orphan_timeout_s):
+    for now in (160.0, 161.0 + TIMING.orphan_timeout_s):
         with pytest.raises(StoreError):
             driver.tick(now)
     with pytest.raises(JournalError, match="deleted or replaced"):
-        driver.tick(161.0 + TIMING.orphan_timeout_s)
+        driver.tick(162.0 + TIMING.orphan_timeout_s)
 
 
 def test_without_a_run_the_leader_only_polls() -> None:

@@ -6,7 +6,12 @@ import pytest
 
 from spotfit.control.background_calls import SynchronousCalls
 from spotfit.control.journal_presence import JournalPresence
-from spotfit.core.errors import StoreError, StorePermissionError, TransientStoreError
+from spotfit.core.errors import (
+    BucketNotFoundError,
+    StoreError,
+    StorePermissionError,
+    TransientStoreError,
+)
 from spotfit.core.ids import RunId
 from spotfit.ledger import keys
 from spotfit.ledger.journal import Ledger
@@ -92,7 +97,7 @@ def test_an_undecodable_entry_is_not_missing() -> None:
     assert run.missing_since(60.0) is None
 
 
-@pytest.mark.parametrize("error", [TransientStoreError, StorePermissionError])
+@pytest.mark.parametrize("error", [TransientStoreError, StorePermissionError, StoreError])
 def test_an_outage_shows_nothing(error: type[StoreError]) -> None:
     run = WatchedRun()
     run.store.error = error("no answer")
@@ -101,12 +106,16 @@ def test_an_outage_shows_nothing(error: type[StoreError]) -> None:
     run.delete(0, 1)
     assert run.missing_since(120.0) == 120.0
     run.store.error = error("no answer")
-    assert run.missing_since(125.0) == 120.0
+    assert run.missing_since(900.0) == 120.0
+    assert run.presence.missing_s == 0.0, "an outage does not count"
+    run.store.error = None
+    assert run.missing_since(905.0) == 120.0
+    assert run.presence.missing_s == 785.0
 
 
 def test_a_journal_of_a_deleted_bucket_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     run = WatchedRun()
-    run.store.error = StoreError("The bucket does not exist.")
+    run.store.error = BucketNotFoundError("The bucket does not exist.")
     assert run.missing_since(60.0) == 60.0
     assert "journal.missing" in caplog.messages
 

@@ -126,6 +126,21 @@ def test_nothing_is_decided_while_the_journal_is_missing() -> None:
     assert harness.is_settled()
 
 
+def test_no_entry_is_written_while_the_journal_is_missing() -> None:
+    harness = LeaderHarness()
+    harness.store.lost_requests = 2
+    harness.writer.write(CANCEL, 59.9)
+    for key in map(keys.entry, range(2)):
+        harness.store.delete(key)
+    with pytest.raises(TransientStoreError):
+        harness.writer.advance(60.0)
+    harness.store.creates.clear()
+    harness.writer.advance(70.0)
+    assert harness.writer.missing_since is not None
+    assert harness.store.creates == []
+    assert harness.writer.wake_at == 75.0
+
+
 def test_a_read_requested_during_a_read_is_repeated() -> None:
     harness = LeaderHarness(slow=True)
     harness.writer.advance(0.0)

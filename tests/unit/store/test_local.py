@@ -129,6 +129,7 @@ def test_a_read_only_directory_raises_permission_error(tmp_path: Path) -> None:
         (errno.EROFS, StorePermissionError),
         (errno.ESTALE, TransientStoreError),
         (errno.EIO, TransientStoreError),
+        (errno.ENOTCONN, TransientStoreError),
         (errno.EPERM, AtomicCreateUnsupportedError),
         (errno.EOPNOTSUPP, AtomicCreateUnsupportedError),
         (errno.ENAMETOOLONG, StoreError),

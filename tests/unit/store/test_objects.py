@@ -5,6 +5,7 @@ import pytest
 
 from spotfit.core.errors import (
     AlreadyExistsError,
+    BucketNotFoundError,
     ConfigError,
     NotFoundError,
     StoreError,
@@ -118,7 +119,7 @@ def test_a_conflict_during_a_create_is_transient(
         (401, "Code", StorePermissionError, "do not permit"),
         (403, "AccessDenied", StorePermissionError, "AccessDenied: why"),
         (404, "NoSuchKey", NotFoundError, "a in .* does not exist"),
-        (404, "NoSuchBucket", StoreError, "The bucket of a .* does not exist"),
+        (404, "NoSuchBucket", BucketNotFoundError, "The bucket of a .* does not exist"),
         (400, "AuthorizationHeaderMalformed", StoreError, "AWS_REGION"),
         (301, "PermanentRedirect", StoreError, "AWS_REGION"),
         (400, "Odd", StoreError, "rejected"),
