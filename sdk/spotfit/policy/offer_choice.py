@@ -16,7 +16,7 @@ compares the offers of that market by their all-in price per hour of training:
 A spot offer whose price is nearer to K than to the cheapest spot offer is treated as a cheaper
 on-demand offer: it is taken when the deadline requires machines, and left when a cheap offer is
 available. Machines are only exchanged for cheaper ones that start beside them, which takes no slack
-unless both are lost. An exchange that was chosen or requested is given up once it costs 5 per cent
+unless both are lost. An exchange that was chosen or requested is abandoned once it costs 5 per cent
 more than the machines that run. Spot machines are started only with the slack for that, 2·d + look,
 or d + 2·look beside on-demand machines.
 
