@@ -222,3 +222,14 @@ def test_a_run_on_adversarial_markets_of_two_networks(seed: int) -> None:
 def test_machines_that_boot_do_not_change_the_offers_of_an_elastic_run() -> None:
     """Machines of two networks are reported to run one group after the other."""
     assert simulate(network_scenario(730003), 730003).violation is None
+
+
+@pytest.mark.parametrize(
+    ("seed", "defect"),
+    [
+        (730204, "machines of both markets, one set of an elastic group, counted as two sets"),
+        (730228, "a standing request was switched on and off at equal prices"),
+    ],
+)
+def test_regression_seeds_of_networks_pass(seed: int, defect: str) -> None:
+    assert simulate(network_scenario(seed), seed).violation is None, defect

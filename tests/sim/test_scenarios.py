@@ -597,6 +597,7 @@ def test_elastic_group_has_spot_and_on_demand_machines_and_keeps_its_deadline(se
         (50098, "an elastic group kept machines of another offer until it was complete"),
         (60000, "a lost agent made its offer count as refused until the next observation"),
         (60112, "a new leader of an elastic group counted a machine with a preemption notice"),
+        (730237, "a move and a standing request ended at equal prices, and began again"),
     ],
 )
 def test_regression_seeds_of_deadlines_pass(seed: int, defect: str) -> None:

@@ -91,6 +91,8 @@ class CostRecord:
     """What a run has rented and done until `ended_at_s`."""
 
     cost: CostSpec = field(default_factory=CostSpec)
+    is_elastic: bool = False
+    """Whether a set of machines may be of a spot offer and an on-demand one together."""
     machines: tuple[MachineRecord, ...] = ()
     requests: tuple[CloudRequest, ...] = ()
     rounds: tuple[ObservedRound, ...] = ()
@@ -295,9 +297,10 @@ def find_exceeded_budget(record: CostRecord, limits: CostBounds) -> str | None:
 def find_unused_machines(record: CostRecord, limits: CostBounds) -> str | None:
     """Machines that are paid for beside those of the open round without need.
 
-    While a round trains there are at most `set_size` machines of one other offer, and as many
-    further ones of its own; after `settle_s` the others must be released. No machine that is up
-    waits longer than `unused_s` for a round that includes it.
+    While a round trains there are at most `set_size` machines of one other offer, or of one per
+    market for an elastic group, and as many further ones of its own; after `settle_s` the others
+    must be released. No machine that is up waits longer than `unused_s` for a round that includes
+    it.
     """
     unused = (_unused_machine(record, machine, limits.unused_s) for machine in record.machines)
     first = next(filter(None, unused), None)
@@ -340,13 +343,13 @@ def _too_many_beside(record: CostRecord, limits: CostBounds) -> str | None:
         for at_s, until_s in itertools.pairwise(sorted(t for t in times if begin_s <= t <= end_s)):
             # Further machines of the same offers: replacements, or those that an elastic group
             # waits for.
-            sets = Counter(
-                "" if machine.offer in own else machine.offer
-                for machine in others
-                if machine.is_billed_at(at_s)
-            )
+            billed = [machine for machine in others if machine.is_billed_at(at_s)]
+            sets = Counter("" if one.offer in own else one.offer for one in billed)
             offers = sorted(filter(None, sets))
-            if len(offers) <= 1 and all(count <= limits.set_size for count in sets.values()):
+            markets = {one.market for one in billed if one.offer not in own}
+            is_mixed = record.is_elastic and len(offers) == len(markets)
+            allowed = limits.set_size if is_mixed or len(offers) <= 1 else 0
+            if sets[""] <= limits.set_size and sets.total() - sets[""] <= allowed:
                 since_s = None
                 continue
             since_s = at_s if since_s is None else since_s

@@ -665,6 +665,7 @@ class SimWorld:
             replaced=read_replaced(self._timed_entries),
             chosen_at_s=read_choices(self._timed_entries),
             alternations_s=read_alternations(self._timed_entries),
+            is_elastic=self.scenario.min_workers is not None,
             finished_at_s=read_finish(self._timed_entries),
             billed_usd=tuple(
                 one for cloud in clouds for one in cloud.billed_usd_by_offer().items()

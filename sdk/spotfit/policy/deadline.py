@@ -9,7 +9,7 @@ situation is taken only if the slack that remains suffices for the better choice
     spot      | available | spot; on-demand if 0 ≤ σ < d < work left
     nothing   | available | spot if σ ≥ 2d + look, else on-demand
     on-demand | available | spot if it pays and σ ≥ d + 2·look + reserve, else on-demand; spot that
-              |           | starts is kept without the reserve
+              |           | starts is kept without the reserve, a request with `look` less
     on-demand | refused   | on-demand
     nothing   | refused   | nothing if σ ≥ 2d + 2·look + reserve + outages, else on-demand
 
@@ -85,13 +85,15 @@ def choose_market(
     spot_refused_s: float | None,
     price_ratio: float,
     is_returning: bool = False,
+    is_requested: bool = False,
 ) -> MarketChoice:
     """Return the market on which the run should have its machines now.
 
     `running` is the market of the machines that run or start, None without machines.
     `spot_refused_s` is how long spot machines have been refused, None if they run or would be
     granted. `price_ratio` is the price of on-demand machines divided by that of spot machines.
-    `is_returning` is whether spot machines start beside on-demand ones already.
+    `is_returning` is whether spot machines start beside on-demand ones already, `is_requested`
+    whether they are requested beside them and refused.
 
     Source: the Uniform Progress policy ("Can't Be Late", NSDI 2024) has the same inputs; the
     thresholds here also keep slack for later changes and for outages.
@@ -110,7 +112,9 @@ def choose_market(
     needed_s = state.changeover_s + 2 * state.look_s
     # Slack at the limit must not start and release machines again and again.
     if not is_returning:
-        needed_s += _reserve_s(state)
+        # Nor switch a request on and off: the slack of two decisions differs by less than `look`.
+        margin_s = state.look_s if is_requested else 0.0
+        needed_s += max(0.0, _reserve_s(state) - margin_s)
     return _spot_if_slack(state, needed_s, "the changes to come")
 
 

@@ -317,10 +317,15 @@ def _choose(
     if not any(one.market is Market.ON_DEMAND for one in offers):
         return offer_choice.choose_spot_offer(offers, running)
     if goal is not None:
-        names = [one.offer.name for one in candidates]
-        before = () if view.market.choice is None else view.market.choice.workers
-        chosen_before = next((names.index(name) for name in before if name in names), None)
-        return offer_choice.choose_offer(goal, offers, running, chosen=chosen_before)
+        indexes = {one.offer.name: n for n, one in enumerate(candidates)}
+        before = view.market.choice or MachinesChosen(workers={})
+        return offer_choice.choose_offer(
+            goal,
+            offers,
+            running,
+            chosen=next((indexes[name] for name in before.workers if name in indexes), None),
+            standing=indexes.get(before.standing_offer),
+        )
     chosen = offer_choice.choose_without_waiting(offers, running, changeover_s=changeover_s(view))
     if view.spec.cost.deadline_ms is None:
         return chosen

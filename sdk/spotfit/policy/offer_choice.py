@@ -16,8 +16,9 @@ compares the offers of that market by their all-in price per hour of training:
 A spot offer whose price is nearer to K than to the cheapest spot offer is treated as a cheaper
 on-demand offer: it is taken when the deadline requires machines, and left when a cheap offer is
 available. Machines are only exchanged for cheaper ones that start beside them, which takes no slack
-unless both are lost. Spot machines are started only with the slack for that, 2·d + look, or d +
-2·look beside on-demand machines.
+unless both are lost. An exchange that was chosen or requested is abandoned once it costs 5 per cent
+more than the machines that run. Spot machines are started only with the slack for that, 2·d + look,
+or d + 2·look beside on-demand machines.
 
 With ample slack a run without machines also waits for a spot offer that is cheaper than those that
 are granted, if it was refused recently: it will probably be granted again soon.
@@ -47,6 +48,9 @@ _REPLACEMENT_LIFETIME_SHARE = 0.5
 # By how much cheaper an offer must be to be waited for while others are granted. Prices of one
 # offer change by a few per cent.
 _WAIT_SHARE = 0.05
+# Share of its all-in price by which an offer that is chosen or requested beside machines that run
+# may cost more than these. All-in prices depend on the time, which differs between two decisions.
+_KEEP_SHARE = 0.05
 # Without a deadline: by how much cheaper an offer must be for a move to it.
 _MOVE_SHARE = 0.2
 
@@ -96,11 +100,13 @@ def choose_offer(
     running: int | None,
     *,
     chosen: int | None = None,
+    standing: int | None = None,
 ) -> OfferChoice:
     """Return the offer on which the run should have its machines now.
 
     `running` is the index of the offer whose machines run or start, `chosen` that of the last
-    choice: its machines may start beside those. At least one offer must be on-demand.
+    choice: its machines may start beside those. `standing` is that of the last standing request. At
+    least one offer must be on-demand.
     """
     highest = min(one.usd_per_hour for one in offers if one.market is Market.ON_DEMAND)
     cheap = cheap_offers(offers, highest)
@@ -117,6 +123,7 @@ def choose_offer(
             spot_refused_s=_shortest_refusal_s(offers[n] for n in cheap),
             price_ratio=highest / lowest if lowest > 0 else math.inf,
             is_returning=chosen in cheap,
+            is_requested=standing in cheap,
         )
     if market is None:
         return OfferChoice(None, reason)
@@ -129,6 +136,9 @@ def choose_offer(
         else _all_in_price(state, offers[n], highest, replaced=now)
         for n in candidates
     }
+    if now is not None:
+        kept = prices.keys() & {chosen, standing} - {running}
+        prices |= {n: (1 - _KEEP_SHARE) * prices[n] for n in kept}
     best = min(prices, key=lambda n: (prices[n], n != running))
     if now is not None and best != running:
         reason += f"; {_usd(offers[best])} instead of {_usd(now)}"

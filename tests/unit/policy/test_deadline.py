@@ -75,6 +75,22 @@ def test_spot_machines_that_start_are_kept_without_the_reserve() -> None:
         assert choice.market is expected
 
 
+@pytest.mark.parametrize(("slack_s", "expected"), [(685.0, Market.SPOT), (680.0, Market.ON_DEMAND)])
+def test_a_requested_return_is_kept_with_a_reserve_that_is_smaller_by_the_time_between_decisions(
+    slack_s: float, expected: Market
+) -> None:
+    state = replace(STATE, time_left_s=STATE.work_left_s + slack_s)
+    for is_requested, market in ((False, Market.ON_DEMAND), (True, expected)):
+        choice = choose_market(
+            state,
+            Market.ON_DEMAND,
+            spot_refused_s=None,
+            price_ratio=3.0,
+            is_requested=is_requested,
+        )
+        assert choice.market is market
+
+
 def test_the_longer_spot_is_refused_the_less_is_waited() -> None:
     assert choose(0.5 * HOUR, refused_s=0.0).market is None
     assert choose(0.5 * HOUR, refused_s=2 * HOUR).market is Market.ON_DEMAND

@@ -450,6 +450,21 @@ def test_a_waiting_request_is_kept_as_the_standing_one() -> None:
     assert standing(run, 400) == "dearer"
 
 
+@pytest.mark.parametrize("requested", ["", "spot"])
+def test_a_standing_request_is_kept_and_used_with_slack_just_below_that_for_a_new_one(
+    requested: str,
+) -> None:
+    # A changeover of 120 s, two intervals of 50 s and a reserve of 43 s; 13 s are missing.
+    run = a_run(deadline_s=HOUR_S + 250.0 + CLOCK_MARGIN_S, training_time_s=HOUR_S)
+    training_on(run, ON_DEMAND)
+    run.refuse(0, "t-0", SPOT)
+    run.choose(0, "on-demand", standing=requested)
+    assert standing(run) == requested
+    run.request(0, "t-2", SPOT)
+    run.bill(0, "t-2", started_s=0)
+    assert workers(run) == (ON_SPOT if requested else ON_ON_DEMAND)
+
+
 def test_refused_offers_are_requested_in_turn() -> None:
     run = a_run(SPOT, DEARER, ON_DEMAND)
     training_on(run, ON_DEMAND)

@@ -153,3 +153,24 @@ def test_a_return_that_has_begun_needs_less_slack() -> None:
         time_left_s=10.3 * HOUR, work_left_s=10 * HOUR, changeover_s=0.1 * HOUR, look_s=60.0
     )
     assert choose_offer(deadline, offers, 1, chosen=0).offer == 0
+
+
+@pytest.mark.parametrize("begun", [{"chosen": 0}, {"standing": 0}])
+@pytest.mark.parametrize(
+    ("usd_per_hour", "at_first", "afterwards"),
+    [
+        # All-in prices of 1.19, 1.24 and 1.30, instead of the 1.20 of the machines that run.
+        (1.10, 0, 0),
+        (1.15, 1, 0),
+        (1.20, 1, 1),
+    ],
+)
+def test_a_move_that_is_chosen_or_requested_is_kept_until_it_costs_a_twentieth_more(
+    begun: dict[str, int], usd_per_hour: float, at_first: int, afterwards: int
+) -> None:
+    offers = [spot(usd_per_hour), spot(1.2), ON_DEMAND]
+    deadline = DeadlineState(
+        time_left_s=30 * HOUR, work_left_s=10 * HOUR, changeover_s=0.1 * HOUR, look_s=60.0
+    )
+    assert choose_offer(deadline, offers, 1).offer == at_first
+    assert choose_offer(deadline, offers, 1, **begun).offer == afterwards

@@ -254,6 +254,28 @@ def test_machines_of_two_offers_beside_those_that_train_are_a_violation() -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("tokens", "violation"),
+    [
+        (("b2", "d2"), None),
+        (("b2", "c2"), "2 machines of b, c beside round 1 for more than 30 s"),
+        (("b2", "b3", "d2"), "3 machines of b, d beside round 1 for more than 30 s"),
+    ],
+)
+def test_set_of_an_elastic_group_may_have_machines_of_both_markets(
+    tokens: tuple[str, ...], violation: str | None
+) -> None:
+    both = (machine(token, 1000.0, 1200.0) for token in tokens)
+    record = replace(KEPT, machines=(*KEPT.machines, *both), is_elastic=True)
+    assert find_unused_machines(record, replace(LIMITS, set_size=2)) == violation
+
+
+def test_set_of_a_group_of_fixed_size_has_machines_of_one_offer() -> None:
+    both = (machine(token, 1000.0, 1200.0) for token in ("b2", "d2"))
+    record = replace(KEPT, machines=(*KEPT.machines, *both))
+    assert find_unused_machines(record, replace(LIMITS, set_size=2)) is not None
+
+
 def test_second_set_of_one_offer_is_a_violation() -> None:
     two = (machine("b2", 1000.0, 1100.0), machine("b3", 1000.0, 1100.0))
     found = find_unused_machines(replace(KEPT, machines=(*KEPT.machines, *two)), LIMITS)
