@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as struct_replace
 
 from spotfit.model.events import (
     FitStarted,
@@ -17,6 +18,7 @@ from spotfit.model.events import (
 from spotfit.model.spec import CostSpec, FeederSpec
 from spotfit.model.usage import bill_of
 from spotfit.policy.cost_budget import longest_stop_s
+from spotfit.provision import feeder_backend
 from spotfit_localsim.traces import CapacityTrace
 from spotfit_localsim.virtual.billing_check import CLOCK_TOLERANCE_S
 from spotfit_localsim.virtual.engine import wall_ms
@@ -66,6 +68,8 @@ def test_the_bill_has_both_offers_with_their_prices(seeds: range) -> None:
             tolerance_s = CLOCK_TOLERANCE_S * len(machines)
             assert bill.machine_s - tolerance_s <= billed_s <= bill.max_machine_s + tolerance_s
 
+
+marked = feeder_backend._marked
 
 CALM_CPU = replace(CPU, reclaims_per_hour=0.0, refusal_probability=0.0)
 MOVE = replace(
@@ -125,15 +129,24 @@ def test_feeders_are_released_when_the_workers_leave_their_network() -> None:
         assert SPOT_FROM_S < machine.ended_at_s < result.duration_s - 100.0
 
 
-def test_a_budget_ends_the_run_before_feeders_exceed_it() -> None:
+@pytest.mark.parametrize("is_named", [True, False], ids=["named offer", "unknown offer"])
+def test_a_budget_ends_the_run_before_feeders_exceed_it(
+    monkeypatch: pytest.MonkeyPatch, *, is_named: bool
+) -> None:
     """Two feeders cost as much as the workers: the rate of both is what the budget must pay."""
+    cpu = replace(CALM_CPU, region="west", prices=((0.0, 2.0),))
     market = replace(
         MARKET,
         offers=(
             replace(MARKET.offers[1], capacity=CapacityTrace("always", ((0.0, 4),))),
-            replace(CALM_CPU, region="west", prices=((0.0, 2.0),)),
+            cpu,
+            replace(cpu, name="other-cpu", prices=((0.0, 1.0),)),
         ),
     )
+    if not is_named:  # as the backends that let the provider choose a zone
+        monkeypatch.setattr(
+            feeder_backend, "_marked", lambda *given: struct_replace(marked(*given), offer="")
+        )
     budget_usd = 1.0
     scenario = replace(
         RETURN,

@@ -65,7 +65,9 @@ def format_cost(bill: Bill) -> str:
 
 def sum_known_usd(bill: Bill, *, maximum: bool = False) -> float | None:
     """Return the certain or the maximum cost under the offers of known price; None if none is."""
-    amounts = [each.max_usd if maximum else each.usd for each in bill.offers]
+    # A maximum without a certain cost is that of hours that are shown as of unknown price.
+    priced = [each for each in bill.offers if each.usd is not None]
+    amounts = [each.max_usd if maximum else each.usd for each in priced]
     known = [amount for amount in amounts if amount is not None]
     return sum(known) if known else None
 

@@ -147,7 +147,10 @@ class FitRequest:
 
     def _combine_provisioners(self, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
         errors = ErrorCollector()
-        requests = [dataclasses.replace(self, provisioner=value) for value in values]
+        # Feeders have one backend for all of them.
+        requests = [
+            dataclasses.replace(self, provisioner=value, data_feeders=None) for value in values
+        ]
         backends = [errors.check(request.resolve_provisioner) for request in requests]
         if not backends:
             text = "provisioner=[] has no backend."

@@ -24,6 +24,7 @@ class OfferBill(msgspec.Struct, frozen=True, kw_only=True):
     usd: float | None
     """Cost of the certain time; None if the price is unknown."""
     max_usd: float | None
+    """None if the price is unknown; of feeders, if the highest price is unknown, too."""
     on_demand_usd: float | None
     """What the certain time would have cost on the on-demand offer of the same region and machine
     type; None if that price is unknown."""
@@ -59,7 +60,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_usd(self) -> float | None:
-        """Maximum cost in US dollars; None if the price of a used offer is unknown."""
+        """Maximum cost in US dollars; None if `max_usd` of a used offer is unknown."""
         return _sum_known([one.max_usd for one in self.offers])
 
     @property

@@ -151,7 +151,7 @@ class FeederSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The networks of workers in which that backend rents machines; empty: all."""
     usd_per_hour: float | None = None
     """The highest price of a machine when the fit was started; None if it is unknown or was not
-    asked for."""
+    asked for. The budget counts machines at it whose offer is unknown or has no known price."""
 
 
 class CostSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,7 +93,10 @@ class PriceStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in machine-milliseconds and their cost; None if a price is unknown."""
+    """Times in machine-milliseconds and their cost; None if a price is unknown.
+
+    `max_usd` needs the highest price only.
+    """
 
     ms: int = 0
     max_ms: int = 0
@@ -155,6 +158,9 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     provisioner: str
     offer: str = ""
     """The name of the offer; '' if it is unknown."""
+    max_usd_per_hour: float | None = None
+    """The highest price of a machine of feeders, used if that of the offer is unknown; None if it
+    is unknown, too, and for other machines."""
     handle: GroupHandle | None = None
     fit_count: int = 0
     """Number of the fit that requested it."""
@@ -202,6 +208,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     offers: dict[str, Offer] = {}
     """All offers by name, with their present prices."""
     prices: dict[str, tuple[PriceStep, ...]] = {}
+    feeder_usd_per_hour: float | None = None
+    """`FeederSpec.usd_per_hour` of the last fit."""
     timed_provisioners: tuple[str, ...] = ()
     """Backends that have reported the time of a start."""
     fit_count: int = 0
@@ -223,6 +231,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         """The released groups of which the end of a machine is not recorded yet."""
         return {token: one for token, one in self.groups.items() if one.released_ms is not None}
 
+
+_UNKNOWN_FEEDER_OFFER = "#feeders"
+"""The offer in the bill of feeders of known highest price whose backend does not name one. Apart
+from machines of unknown price, which have none: their sum would be unknown."""
 
 _NO_PRICE = (PriceStep(from_ms=0, usd=None, max_usd=None, on_demand_usd=None),)
 
@@ -282,6 +294,7 @@ def _start_fit(usage: Usage, spec: RunSpec, at_ms: int) -> Usage:
         fit_count=usage.fit_count + 1,
         is_over=False,
         proof_margin_ms=round(margin_s * 1000),
+        feeder_usd_per_hour=spec.feeders.usd_per_hour if spec.feeders is not None else None,
     )
     offers = (*spec.cost.offers, *(spec.feeders.offers if spec.feeders is not None else ()))
     return _with_offers(_without_expired(started, at_ms), offers, at_ms)
@@ -296,18 +309,22 @@ def _request_group(
             if offer is not None and offer.name not in usage.offers:
                 usage = _with_offers(usage, (offer,), at_ms)
             # No entry shows when feeders begin to work: all of their time counts as work.
-            use = MachineUse(worked_from_ms=at_ms if request.role == "feed" else None)
+            is_feeder = request.role == "feed"
+            use = MachineUse(worked_from_ms=at_ms if is_feeder else None)
             group = GroupUsage(
                 planned_ms=at_ms,
                 provisioner=plan.provisioner,
                 machines=(use,) * plan.num_nodes,
                 offer=offer.name if offer is not None else "",
+                max_usd_per_hour=usage.feeder_usd_per_hour if is_feeder else None,
                 fit_count=usage.fit_count,
             )
             return _with_group(usage, plan.token, group)
         case GroupSubmitted(token=token, handle=handle) if token in usage.groups:
             group = usage.groups[token]
             name = handle.offer or group.offer or _only_offer(usage, group.provisioner)
+            if not name and group.max_usd_per_hour is not None:
+                name = _UNKNOWN_FEEDER_OFFER
             return _with_group(usage, token, replace(group, handle=handle, offer=name))
         case GroupRefused(token=token) if token in usage.groups:
             # Nothing was granted; or, for a group of an earlier fit, its backend has no record of
@@ -796,7 +813,10 @@ def _amounts(
     max_share = min(1.0, max_ms / paid.max_ms) if paid.max_ms else 1.0
     since_ms, max_since_ms = max(latest, until_ms), max(earliest, until_ms)
     usd = _cost(steps, since_ms, ended_ms[0], "usd")
-    max_usd = _cost(steps, max_since_ms, max(ended_ms[1], max_since_ms), "max_usd")
+    max_ended_ms = max(ended_ms[1], max_since_ms)
+    max_usd = _cost(steps, max_since_ms, max_ended_ms, "max_usd")
+    if max_usd is None and group.max_usd_per_hour is not None:
+        max_usd = group.max_usd_per_hour * (max_ended_ms - max_since_ms) / _HOUR_MS
     on_demand_usd = _cost(steps, since_ms, ended_ms[0], "on_demand_usd")
     return Amounts(
         ms=ms,

@@ -113,20 +113,24 @@ def longest_stop_s(timing: RunTiming) -> float:
 
 def _spent_usd(view: View, state: LeaderState) -> float:
     assert state.wall_ms is not None
-    # Only offers with known prices are chosen; an earlier fit may have used others.
+    # The maximum of feeders is known under each offer; an earlier fit may have used offers of
+    # unknown price.
     offers = bill_of(view, state.wall_ms).offers
     return sum(one.max_usd for one in offers if one.max_usd is not None)
 
 
 def _usd_per_hour(view: View) -> float:
-    """The price of all machines that may run."""
+    """The price of all machines that may run, of feeders under an unknown offer the highest."""
     prices = {
         offer.name: offer.price.usd_per_hour
         for offer in current_offers(view)
         if offer.price is not None
     }
+    feeders = view.spec.feeders
+    of_feeders = (feeders.usd_per_hour if feeders is not None else None) or 0.0
     return sum(
-        prices.get(_offer_of(group), 0.0) * len(group.active_nodes)
+        prices.get(_offer_of(group), of_feeders if group.role == "feed" else 0.0)
+        * len(group.active_nodes)
         for group in view.groups.values()
     )
 

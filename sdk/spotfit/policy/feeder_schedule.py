@@ -149,7 +149,7 @@ def request_feeders(view: View, state: LeaderState, now: float) -> Iterator[Lead
             refusals - 1, shortest_s=_MIN_BACKOFF_S, longest_s=_MAX_BACKOFF_S
         )
     if now < request_at:
-        yield Wait(request_at, f"a machine for feeders was refused {refusals} times")
+        yield Wait(request_at, f"a machine for feeders was refused or failed {refusals} times")
     else:
         yield RequestMachines(1, f"{format_count(wanted, 'machine')} for feeders: {reason}", "feed")
 

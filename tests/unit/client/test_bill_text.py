@@ -55,6 +55,11 @@ def test_an_unknown_price_is_no_amount() -> None:
     assert list_offer_lines(bill) == ["slurm/h100/on_demand: 5.0 machine-hours, price unknown"]
 
 
+def test_the_maximum_of_an_unknown_cost_is_not_that_of_the_known_one() -> None:
+    bounded = replace(UNPRICED, max_usd=99.0)
+    assert format_cost(a_bill(SPOT, bounded)).startswith("$4.15 (at most $4.30) and 5.0 machine-")
+
+
 def test_machines_whose_offer_is_unknown_are_in_the_bill() -> None:
     assert format_bill(a_bill(LOCAL)) == "1 machine-minute of unknown price (unknown offer)"
 

@@ -26,6 +26,7 @@ from spotfit.model.config import (
 )
 from spotfit.model.spec import FailureLimits, HangDetectionConfig, RetentionConfig, ValidationSpec
 from spotfit.model.validation_config import ValidationConfig, ValidationTaskConfig
+from spotfit.provision.feeder_backend import FeederBackendProvisioner
 from spotfit.testing.builders import RUN_ID
 from spotfit_provisioners.local.options import LocalOptions
 
@@ -241,6 +242,28 @@ def test_feeders_of_another_backend_are_options_of_one_that_routes() -> None:
     assert with_feeders.feeder_spec == feeders.spec
     plan = plan_group(with_feeders).plan
     assert (plan.provisioner, plan.num_nodes) == ("local", 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        (["local?nodes=2"], ["local", {"nodes": 2}]),
+        (
+            ["local", "local?nodes=2"],
+            ["combined", {"backends": [["local", {}], ["local", {"nodes": 2}]]}],
+        ),
+    ],
+    ids=["one", "several"],
+)
+def test_feeders_of_another_backend_serve_a_list_of_backends(
+    workers: list[str], expected: list[Any]
+) -> None:
+    feeders = Feeders(nodes=1, provisioner="local?capacity=4")
+    request = a_request(provisioner=workers, data_feeders=feeders, datasets={"train": object()})
+    name, options = request.resolve_provisioner()
+    assert (name, options["workers"]) == ("with_feeders", expected)
+    assert options["feeders"] == ["local", {"capacity": 4}]
+    assert isinstance(plan_group(request).provisioner, FeederBackendProvisioner)
 
 
 def test_without_datasets_there_are_no_feeders() -> None:

@@ -136,6 +136,26 @@ def test_machines_for_feeders_have_the_price_of_their_offer() -> None:
     assert usd == {"spot": pytest.approx(1.0), "cpu#feeders": pytest.approx(0.1)}
 
 
+def test_feeders_of_unknown_offer_have_a_maximum_beside_machines_of_unknown_price() -> None:
+    run = Run()
+    run.observe(10, started_ms=exactly(0), ended_ms=exactly(1000))
+    feeders = FeederSpec(max_nodes=1, usd_per_hour=0.36)
+    cost = CostSpec(offers=(an_offer(), ON_DEMAND))
+    run.add(1000, FitStarted(spec=a_spec(cost=cost, feeders=feeders, timing=NO_MARGIN)))
+    request = replace(a_request(OTHER, 1), role="feed")
+    plan = GroupPlan(token=OTHER, provisioner="local", num_nodes=1, slots_per_node=1)
+    handle = GroupHandle(token=OTHER, provisioner="local", name="f")
+    run.add(
+        1000, GroupPlanned(request=request, plan=plan), GroupSubmitted(token=OTHER, handle=handle)
+    )
+    run.observe(1010, token=OTHER, started_ms=exactly(1000))
+    running = run.bill(2000)
+    run.observe(2010, token=OTHER, ended_ms=exactly(2000))
+    for bill in (running, run.bill(3000)):
+        amounts = {one.offer: (one.usd, one.max_usd) for one in bill.offers}
+        assert amounts == {"": (None, None), "#feeders": (None, pytest.approx(0.1))}
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 

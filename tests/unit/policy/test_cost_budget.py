@@ -15,6 +15,8 @@ from spotfit.model.events import (
     PricesChanged,
 )
 from spotfit.model.group import GroupHandle, GroupPlan, GroupRequest
+from spotfit.model.spec import FeederSpec
+from spotfit.model.usage import RELEASE_LIMIT_S
 from spotfit.policy.actions import Wait
 from spotfit.policy.capacity import SELF_EXIT_TIMEOUT_S
 from spotfit.policy.cost_budget import (
@@ -38,9 +40,9 @@ from tests.unit.policy.offered_run import (
 STOP_S = SAVE_S + SELF_EXIT_TIMEOUT_S + LEASE_S
 
 
-def renting(budget_usd: float | None) -> OfferedRun:
+def renting(budget_usd: float | None, feeders: FeederSpec | None = None) -> OfferedRun:
     """Two spot machines, for $2 per hour, that have run since the start of the fit."""
-    run = OfferedRun(budget_usd=budget_usd)
+    run = OfferedRun(budget_usd=budget_usd, feeders=feeders)
     run.request(0, "t-1", SPOT)
     run.bill(1, "t-1", started_s=0)
     return run
@@ -73,6 +75,27 @@ def test_feeders_whose_offer_the_backend_chose_shorten_the_time_that_is_left() -
     run.add(1, submitted)
     # $8 are left, and three machines cost $3 per hour.
     assert budget_left_s(run.view, run.state(HOUR_S)) == pytest.approx(8 / 3 * HOUR_S - STOP_S)
+
+
+@pytest.mark.parametrize("offer", ["", "unlisted"], ids=["no offer", "an offer without a price"])
+def test_feeders_of_unknown_price_count_at_the_highest_from_their_request_on(offer: str) -> None:
+    run = renting(10.0, FeederSpec(max_nodes=1, usd_per_hour=2.0))
+    token, before_s = Token("t-feed"), budget_left_s(run.view, run.state(HOUR_S))
+    request = GroupRequest(token=token, num_workers=1, total_workers=1, role="feed")
+    plan = GroupPlan(token=token, provisioner="local", num_nodes=1, slots_per_node=1)
+    handle = GroupHandle(token=token, provisioner="local", name="f", offer=offer)
+    run.add(HOUR_S, GroupPlanned(request=request, plan=plan))
+    assert before_s == pytest.approx(4 * HOUR_S - STOP_S)
+    # $8 are left, and three machines cost $4 per hour.
+    assert budget_left_s(run.view, run.state(HOUR_S)) == pytest.approx(2 * HOUR_S - STOP_S)
+    run.add(HOUR_S, GroupSubmitted(token=token, handle=handle))
+    run.bill(HOUR_S, "t-feed", started_s=HOUR_S, nodes=1)
+    assert budget_left_s(run.view, run.state(HOUR_S)) == pytest.approx(2 * HOUR_S - STOP_S)
+    assert budget_left_s(run.view, run.state(2 * HOUR_S)) == pytest.approx(HOUR_S - STOP_S)
+    run.add(2 * HOUR_S, GroupsReleased(token=token))
+    # $6 are spent, with at most two minutes until the end of the released machine.
+    left_s = budget_left_s(run.view, run.state(3 * HOUR_S))
+    assert left_s == pytest.approx(HOUR_S - STOP_S - RELEASE_LIMIT_S)
 
 
 def test_the_rate_follows_the_price_in_force() -> None:

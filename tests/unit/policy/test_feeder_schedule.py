@@ -360,7 +360,9 @@ def test_machines_that_join_and_end_before_they_work_cost_three_machines() -> No
     view = a_run((1, 1))
     for number in range(3):
         state = observed(None, refused_at={"feed": NOW})
-        assert isinstance(action_of(view, state), Wait if number else RequestMachines)
+        waiting = action_of(view, state)
+        assert isinstance(waiting, Wait if number else RequestMachines)
+        assert waiting.reason.endswith(f"refused or failed {number} times") == (number > 0)
         assert isinstance(action_of(view, state, NOW + 10.0), RequestMachines)
         token = token_of(number)
         view = with_machine(view, token)
