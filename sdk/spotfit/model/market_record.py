@@ -7,7 +7,7 @@ machines are compared. Only starts are measured by the storage's clock as well, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -48,8 +48,11 @@ class OfferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When the last of them was refused."""
     final_refusal: str = ""
     """The reason of a refusal that a new request is likely to meet as well; '' if there is none."""
-    lost_at_s: float = 0.0
-    """When a machine of it was last lost and not restarted by its backend."""
+    complete_s: float = 0.0
+    """When, at the latest, enough of its machines ran for a move to it, see `View.is_move_complete`.
+
+    As of the last loss, choice, release or end of a round; 0 if they never did.
+    """
     incomplete_moves: int = 0
     """How often a move to it was ended because it had granted only a part of the machines, since
     the last round on its machines alone."""
@@ -227,6 +230,16 @@ def fold_market(
             return record
 
 
+def with_complete_moves(
+    record: MarketRecord, offers: Iterable[str], elapsed_s: float
+) -> MarketRecord:
+    """Return the record before an entry, for `offers` to which the run could move until then."""
+    for name in offers:
+        after = replace(record.record_of(name), complete_s=elapsed_s)
+        record = _with_offer(record, name, after)
+    return record
+
+
 def _plan(
     record: MarketRecord, request: GroupRequest, elapsed_s: float, at_ms: int | None
 ) -> MarketRecord:
@@ -258,16 +271,12 @@ def _start_machines(
 
 
 def _lose_node(record: MarketRecord, event: NodeLost, elapsed_s: float) -> MarketRecord:
-    request = record.requests.get(event.token)
     if event.is_unusable:
         record = _mark_unusable(record, event.token, elapsed_s)
     # A machine that was lost while it booted has trained nothing, like one refused.
     if event.is_unusable or event.is_unused or event.agent is None:
         record = _refuse(record, event.token, elapsed_s, "")
-    if request is None or not request.offer or event.machine_returned:
-        return record
-    after = replace(record.record_of(request.offer), lost_at_s=elapsed_s)
-    return _with_offer(record, request.offer, after)
+    return record
 
 
 def _mark_unusable(record: MarketRecord, token: Token, elapsed_s: float) -> MarketRecord:

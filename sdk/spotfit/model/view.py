@@ -57,8 +57,8 @@ from spotfit.model.events import (
 )
 from spotfit.model.failure_model import LifetimeHistogram
 from spotfit.model.group import GroupHandle, GroupPlan, Role
-from spotfit.model.market_record import MarketRecord, fold_market
-from spotfit.model.offer import Offer
+from spotfit.model.market_record import MarketRecord, fold_market, with_complete_moves
+from spotfit.model.offer import Market, Offer
 from spotfit.model.reporting import ReportedCheckpointStatus
 from spotfit.model.spec import RunSpec
 from spotfit.model.topology import Notice, Round
@@ -67,6 +67,9 @@ from spotfit.model.usage import Usage, fold_usage
 # A dropped checkpoint is kept in the view until its files are deleted, which a new leader may have
 # to do. 64 is far more than one leader leaves undone, and limits the size of the view.
 MAX_DROPPED_CHECKPOINTS = 64
+
+# After these fewer machines may run, or more be needed.
+_EVENTS_THAT_END_COMPLETE_MOVES = (NodeLost, GroupsReleased, MachinesChosen, RoundClosed)
 
 
 # A run whose rounds last this long between two crashes of agents loses little by them: a restart
@@ -462,6 +465,49 @@ class View(JournalView, frozen=True, kw_only=True):
         """Whether the last fit has not ended; True also while only validations are pending."""
         return self.fit_end is None
 
+    def workers_to_move(self, workers: int) -> int:
+        """Return with how many workers the run moves from its round, of `workers`, to chosen
+        machines.
+
+        With as many, but while on-demand machines are chosen with as many as are chosen: they start
+        at about the same time, and the run can work with the others until then.
+        """
+        choice = self.market.choice
+        if not self.spec.is_elastic or choice is None:
+            return workers
+        markets = {one.name: one.market for one in self.spec.cost.offers}
+        if all(markets.get(name) is not Market.ON_DEMAND for name in choice.workers):
+            return workers
+        return max(workers, min(self.spec.max_workers, sum(choice.workers.values())))
+
+    def started_nodes(self, offer: str) -> list[tuple[Token, int]]:
+        """Return the machines of the offer that run, as group and index, also those with a notice.
+
+        Also one that its backend restarts.
+        """
+        return [
+            (token, node)
+            for token, request in self.market.requests.items()
+            if request.offer == offer
+            for node in self.groups[token].active_nodes
+            if node in request.started_s
+        ]
+
+    def is_move_complete(self, offer: str) -> bool:
+        """Whether enough machines run for a move to the offer, which is chosen or the standing
+        request; False without a round or a choice.
+
+        With those of the other chosen offers, but a standing request replaces all machines.
+        """
+        opened, choice = self.market.round, self.market.choice
+        if opened is None or choice is None:
+            return False
+        offers, needed = [offer], self.spec.max_workers
+        if offer in choice.workers:
+            offers, needed = [*choice.workers], self.workers_to_move(opened.workers)
+        tokens = [token for name in offers for token, _ in self.started_nodes(name)]
+        return sum(self.groups[token].plan.slots_per_node for token in tokens) >= needed
+
 
 _VALIDATION_STATUSES = {
     "validated": ReportedCheckpointStatus.VALIDATED,
@@ -495,7 +541,10 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
         # With a deadline, offers are chosen once the leader has measured the storage's clock.
         at_ms = entry.written_at_ms if after.spec.cost.deadline_ms is not None else None
         elapsed_s = max(view.elapsed_s, entry.elapsed_s)
-        market = fold_market(after.market, entry.event, elapsed_s, at_ms)
+        market = after.market
+        if isinstance(view, View) and isinstance(entry.event, _EVENTS_THAT_END_COMPLETE_MOVES):
+            market = with_complete_moves(market, _complete_moves(view), elapsed_s)
+        market = fold_market(market, entry.event, elapsed_s, at_ms)
         after = replace(after, market=market)
     if isinstance(entry.event, FitEnded):
         after = replace(after, fit_ended_at_ms=entry.written_at_ms)
@@ -506,6 +555,13 @@ def fold(view: JournalView, entry: JournalEntry) -> JournalView:
         usage=fold_usage(view.usage, entry),
         elapsed_s=max(after.elapsed_s, entry.elapsed_s),
     )
+
+
+def _complete_moves(view: View) -> list[str]:
+    """The offers to which the run could move now: enough of their machines run."""
+    choice = view.market.choice
+    names = set() if choice is None else {*choice.workers, choice.standing_offer} - {""}
+    return [name for name in sorted(names) if view.is_move_complete(name)]
 
 
 def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> JournalView:

@@ -328,11 +328,13 @@ def nodes_of_offer(view: View, state: LeaderState, offer: str) -> list[tuple[Tok
 def is_of_other_offer(view: View, token: Token) -> bool:
     """Whether the run is to have its machines from other offers than that of the group.
 
-    False while it waits: machines that still run are kept then.
+    While it waits, machines that still run are kept, except those of a move that was ended.
     """
     choice, request = view.market.choice, view.market.requests.get(token)
-    if choice is None or not choice.workers or request is None:
+    if choice is None or request is None:
         return False
+    if not choice.workers:
+        return bool(request.offer) and request.offer == choice.incomplete_offer
     return request.offer not in choice.workers
 
 
@@ -483,21 +485,6 @@ def _is_complete(view: View, state: LeaderState, *, without: AgentId | None = No
     staying = staying_members(view, state)
     slots = sum(one.member.slots for one in staying if one.member.agent != without)
     return slots >= view.spec.max_workers
-
-
-def workers_to_move(view: View, workers: int) -> int:
-    """Return with how many workers the run moves from its round, of `workers`, to chosen machines.
-
-    With as many, but while on-demand machines are chosen with as many as are chosen: they start at
-    about the same time, and the run can work with the others until then.
-    """
-    choice = view.market.choice
-    if not view.spec.is_elastic or choice is None:
-        return workers
-    markets = {one.name: one.market for one in view.spec.cost.offers}
-    if all(markets.get(name) is not Market.ON_DEMAND for name in choice.workers):
-        return workers
-    return max(workers, min(view.spec.max_workers, sum(choice.workers.values())))
 
 
 def workers_to_request(view: View, missing: int) -> int:

@@ -26,6 +26,7 @@ as a start takes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -103,15 +104,21 @@ class ElasticGroup:
     """Training that a loss repeats, at most."""
 
 
-def observe_group(view: View) -> ElasticGroup:
-    """Return the group as the journal has it."""
+def observe_group(view: View, *, is_move_ended: bool = False) -> ElasticGroup:
+    """Return the group as the journal has it.
+
+    With `is_move_ended` as if the machines that train were chosen: the run does not leave them.
+    """
     spec, market = view.spec, view.market
     opened, choice, requests = market.round, market.choice, market.requests
+    workers = {} if choice is None else choice.workers
+    if is_move_ended:
+        workers = _round_workers(view) | workers
     return ElasticGroup(
         max_workers=spec.max_workers,
         min_workers=max(1, spec.min_workers),
         has_deadline=spec.cost.deadline_ms is not None,
-        workers={} if choice is None else choice.workers,
+        workers=workers,
         standing_offer="" if choice is None else choice.standing_offer,
         round_offers=None
         if opened is None
@@ -121,6 +128,15 @@ def observe_group(view: View) -> ElasticGroup:
         restart_s=restart_s(view) + spec.timing.round_fill_timeout_s,
         repeated_s=repeated_work_s(view),
     )
+
+
+def _round_workers(view: View) -> dict[str, int]:
+    """The number of workers of the open round by the name of the offer."""
+    workers: Counter[str] = Counter()
+    for one in view.round.assignments if view.round else ():
+        if one.token in view.market.requests:
+            workers[view.market.requests[one.token].offer] += one.num_workers
+    return dict(workers)
 
 
 def observe_offer(

@@ -9,7 +9,7 @@ again after a pause (docs/decisions/0084).
     a part is granted  | the rest is granted                         | all are granted
     a part is granted  | the timeout, see `_incomplete_since_s`      | ended
     all are granted    | a round on these machines alone             | moved: pauses are short again
-    all are granted    | one is lost                                 | a part is granted
+    all are granted    | one is lost, or more are needed             | a part is granted
     ended              | a pause of 5, 10, … 60 minutes; or the last | possible
                        | machine of the last round is lost           |
 
@@ -25,7 +25,6 @@ from spotfit.core.units import format_seconds
 from spotfit.model.leader_state import LeaderState
 from spotfit.model.offer import Market
 from spotfit.model.view import View
-from spotfit.policy.capacity import workers_to_move
 from spotfit.policy.request_backoff import move_due_s, release_jitter
 
 
@@ -70,45 +69,14 @@ def _incomplete_since_s(view: View, offer: str) -> float | None:
     """Since when too few machines of the offer run for a move, as `JournalView.elapsed_s`; None if
     enough do, or none.
 
-    From the first start among the machines that run, but not before the others were requested, or
-    lost where a request for others is refused. So the time in which enough ran is no part of it. Of
-    the journal, so that it is the same for each leader.
+    From the first start among the machines that run, but not before enough ran for the last time.
+    Of the journal, so that it is the same for each leader.
     """
-    requests, nodes = view.market.requests, _nodes_of(view, offer)
-    started = _started(view, nodes)
-    if not started or _is_complete(view, offer):
+    started = view.started_nodes(offer)
+    if not started or view.is_move_complete(offer):
         return None
-    first_s = min(requests[token].started_s[node] for token, node in started)
-    requested_s = [
-        requests[token].planned_s for token, node in nodes if (token, node) not in started
-    ]
-    return max(first_s, min(requested_s, default=view.market.record_of(offer).lost_at_s))
-
-
-def _is_complete(view: View, offer: str) -> bool:
-    """Whether enough machines run for a move to the offer, with those of the other chosen offers.
-
-    A standing request replaces all machines.
-    """
-    opened, choice = view.market.round, view.market.choice
-    assert opened is not None
-    assert choice is not None
-    offers, needed = [offer], view.spec.max_workers
-    if offer in choice.workers:
-        offers, needed = [*choice.workers], workers_to_move(view, opened.workers)
-    nodes = [one for name in offers for one in _started(view, _nodes_of(view, name))]
-    return sum(view.groups[token].plan.slots_per_node for token, _ in nodes) >= needed
-
-
-def _nodes_of(view: View, offer: str) -> list[tuple[Token, int]]:
-    """All machines of the offer that are not lost, also those with a notice."""
-    tokens = [token for token, one in view.market.requests.items() if one.offer == offer]
-    return [(token, node) for token in tokens for node in sorted(view.groups[token].active_nodes)]
-
-
-def _started(view: View, nodes: Collection[tuple[Token, int]]) -> set[tuple[Token, int]]:
-    requests = view.market.requests
-    return {(token, node) for token, node in nodes if node in requests[token].started_s}
+    first_s = min(view.market.requests[token].started_s[node] for token, node in started)
+    return max(first_s, view.market.record_of(offer).complete_s)
 
 
 def _offers_of(view: View, tokens: Collection[Token]) -> set[str]:

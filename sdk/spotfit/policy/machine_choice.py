@@ -78,7 +78,8 @@ def choose_machines(view: View, state: LeaderState, now: float) -> MachinesChose
         offers = _elastic_offers(view, state, candidates, now, paused=paused)
         if not offers:
             return view.market.choice
-        chosen = elastic_choice.choose_group(elastic_choice.observe_group(view), goal, offers)
+        group = elastic_choice.observe_group(view, is_move_ended=bool(incomplete))
+        chosen = elastic_choice.choose_group(group, goal, offers)
     else:
         others = [one for one in candidates if one.offer.name not in paused]
         chosen = _choose_one_offer(view, state, goal, others or candidates, now)

@@ -41,7 +41,6 @@ from spotfit.policy.capacity import (
     joining_slots,
     round_members,
     usable_members,
-    workers_to_move,
 )
 from spotfit.policy.failure_detection import is_missing
 from spotfit.policy.idle_machines import reason_to_repeat
@@ -444,7 +443,7 @@ def _can_replace_all(view: View, state: LeaderState, round_: Round) -> bool:
 
 def _are_replacements_warm(view: View, state: LeaderState, round_: Round) -> bool:
     """Whether the machines that stay could train with as many workers as a move needs."""
-    return _chosen_warm_slots(view, state) >= workers_to_move(view, round_.world_size)
+    return _chosen_warm_slots(view, state) >= view.workers_to_move(round_.world_size)
 
 
 def _chosen_warm_slots(view: View, state: LeaderState) -> int:

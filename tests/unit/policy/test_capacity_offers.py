@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from spotfit.core.ids import Token
-from spotfit.model.events import FailureCause, NodeLost, PreemptionNoticed, RoundClosed
+from spotfit.model.events import (
+    FailureCause,
+    MachinesChosen,
+    NodeLost,
+    PreemptionNoticed,
+    RoundClosed,
+)
 from spotfit.policy.capacity import (
     boot_failure_reason,
     final_refusal_reason,
@@ -115,6 +121,14 @@ def test_machines_are_kept_before_a_choice_and_while_the_run_waits() -> None:
     assert not is_of_other_offer(run.view, FIRST)
     run.choose(0, "on-demand")
     assert is_of_other_offer(run.view, FIRST)
+
+
+def test_machines_of_a_move_that_was_ended_are_not_kept_while_the_run_waits() -> None:
+    run = on_demand_run()
+    run.request(200, "t-2", SPOT)
+    run.add(300, MachinesChosen(workers={}, incomplete_offer="spot"))
+    assert not is_of_other_offer(run.view, FIRST)
+    assert is_of_other_offer(run.view, SECOND)
 
 
 def test_unknown_groups_are_kept() -> None:

@@ -20,11 +20,12 @@ from spotfit.model.events import (
 )
 from spotfit.model.leader_state import NoRound
 from spotfit.model.offer import Offer
+from spotfit.policy.capacity import surplus_groups
 from spotfit.policy.incomplete_moves import is_move_paused
 from spotfit.policy.machine_choice import choose_machines
 from spotfit.policy.request_backoff import move_due_s, release_jitter
 from spotfit.testing.builders import a_notice, an_agent_id
-from tests.unit.policy.offered_run import ON_DEMAND, SPOT, T0_MS, OfferedRun
+from tests.unit.policy.offered_run import ON_DEMAND, SPOT, T0_MS, OfferedRun, an_offer
 
 # With its random part, see `release_jitter`.
 LIMIT_S = 900.0 * (1 + release_jitter(OfferedRun().view) / 2)
@@ -119,7 +120,7 @@ def test_the_time_in_which_all_machines_ran_does_not_count() -> None:
     run = a_move(granted=2)
     lose(run, 5000, "t-2", 1)
     run.request(5010, "t-3", SPOT, nodes=1)
-    assert_ends_after(run, 5010)
+    assert_ends_after(run, 5000)
 
 
 def test_a_refused_replacement_counts_from_the_loss() -> None:
@@ -153,7 +154,7 @@ def test_a_machine_that_is_restarted_by_its_backend_is_granted() -> None:
     assert choose(run, 5900).workers == ON_SPOT
     lose(run, 6000, "t-2", 1)
     run.request(6010, "t-3", SPOT, nodes=1)
-    assert_ends_after(run, 6010)
+    assert_ends_after(run, 6000)
 
 
 def test_a_lost_replacement_does_not_extend_the_time() -> None:
@@ -162,6 +163,17 @@ def test_a_lost_replacement_does_not_extend_the_time() -> None:
     lose(run, 450, "t-3", 0)
     run.request(451, "t-4", SPOT, nodes=1)
     assert_ends_after(run, 300)
+
+
+def test_a_replacement_that_is_lost_after_its_start_does_not_extend_the_time() -> None:
+    run = training_on_demand(3, workers=(3, 3))
+    run.choose(200, "spot")
+    run.request(200, "t-2", SPOT, nodes=3)
+    start(run, 300, "t-2", 0)
+    start(run, 400, "t-2", 1)
+    lose(run, 1000, "t-2", 1)
+    run.request(1010, "t-3", SPOT, nodes=1)
+    assert choose(run, 300 + LIMIT_S + 1).incomplete_offer == "spot"
 
 
 def test_a_move_to_on_demand_machines_does_not_end() -> None:
@@ -228,7 +240,83 @@ def test_an_elastic_group_releases_a_part_that_cannot_replace_the_round(
     chosen = choose(run, 2000)
     assert (chosen.incomplete_offer == "spot") == ends
     if ends:
-        assert ("spot" in chosen.workers, chosen.standing_offer) == (False, "")
+        assert (chosen.workers, chosen.standing_offer) == (ON_ON_DEMAND, "")
+    run.add(2000, chosen)
+    assert (surplus_groups(run.view, run.state(2000)) == ["t-2"]) == ends
+
+
+@pytest.mark.parametrize("seconds", [2, 100])
+def test_the_choice_of_an_elastic_group_does_not_change_during_the_pause(seconds: int) -> None:
+    run = an_elastic_move(spot=2)
+    run.bill(110, "t-1", started_s=50)
+    run.add(2000, choose(run, 2000), GroupsReleased(token=Token("t-2")))
+    chosen = choose(run, 2000 + seconds)
+    assert (chosen.workers, chosen.standing_offer) == (ON_ON_DEMAND, "")
+
+
+def test_an_elastic_group_requests_the_offer_again_after_the_pause() -> None:
+    run = an_elastic_move(spot=2)
+    run.bill(110, "t-1", started_s=50)
+    run.add(2000, choose(run, 2000), GroupsReleased(token=Token("t-2")))
+    due_s = move_due_s(run.view, "spot")
+    chosen = choose(run, due_s)
+    assert (chosen.workers, chosen.standing_offer) == (ON_ON_DEMAND, "spot")
+    run.add(due_s, chosen)
+    run.request(due_s, "t-3", SPOT)
+    start(run, due_s + 100, "t-3", 0)
+    assert choose(run, due_s + 100 + LIMIT_S - 1).incomplete_offer == ""
+    assert choose(run, due_s + 100 + LIMIT_S + 1).incomplete_offer == "spot"
+
+
+def test_a_loss_after_which_machines_are_too_few_counts_although_others_wait_for_long() -> None:
+    """Two of four workers train, so that two of four spot machines suffice for the move."""
+    run = training_on_demand(workers=(1, 4), deadline_ms=T0_MS + 90_000_000, training_time_s=3600.0)
+    run.bill(110, "t-1", started_s=50)
+    run.choose_workers(200, spot=4)
+    run.request(200, "t-2", SPOT, nodes=4)
+    run.bill(300, "t-2", started_s=300, nodes=2)
+    lose(run, 5000, "t-2", 1)
+    assert choose(run, 5000 + LIMIT_S - 1).incomplete_offer == ""
+    assert choose(run, 5000 + LIMIT_S + 1).incomplete_offer == "spot"
+
+
+def test_the_time_before_more_workers_are_needed_does_not_count() -> None:
+    """The deadline requires on-demand machines beside the spot machines that all run."""
+    dearer = an_offer("dearer", 2.0)
+    run = OfferedRun(
+        SPOT,
+        dearer,
+        ON_DEMAND,
+        workers=(1, 4),
+        deadline_ms=T0_MS + 90_000_000,
+        training_time_s=3600.0,
+    )
+    run.choose_workers(0, dearer=2)
+    run.request(0, "t-1", dearer)
+    run.connect("t-1")
+    run.train(100)
+    run.bill(110, "t-1", started_s=50)
+    run.choose_workers(200, spot=2)
+    run.request(200, "t-2", SPOT)
+    run.bill(300, "t-2", started_s=300)
+    run.choose_workers(5000, spot=2, on_demand=2)
+    run.request(5000, "t-3", ON_DEMAND)
+    assert choose(run, 5000 + LIMIT_S - 1).incomplete_offer == ""
+    assert choose(run, 5000 + LIMIT_S + 1).incomplete_offer == "spot"
+
+
+def test_the_time_before_a_round_of_more_workers_does_not_count() -> None:
+    run = training_on_demand(workers=(1, 4), deadline_ms=T0_MS + 90_000_000, training_time_s=3600.0)
+    run.bill(110, "t-1", started_s=50)
+    run.choose_workers(200, spot=4)
+    run.request(200, "t-2", SPOT, nodes=4)
+    run.bill(300, "t-2", started_s=300, nodes=2)
+    run.request(4000, "t-3", ON_DEMAND, nodes=1)
+    run.add(5000, RoundClosed(round_number=1, cause=FailureCause.RESIZE, reason="another machine"))
+    run.connect("t-3", first=4, nodes=1)
+    run.train(5010)
+    assert choose(run, 5000 + LIMIT_S - 1).incomplete_offer == ""
+    assert choose(run, 5000 + LIMIT_S + 1).incomplete_offer == "spot"
 
 
 @pytest.mark.parametrize(
