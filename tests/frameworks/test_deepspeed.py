@@ -159,7 +159,8 @@ def train_with_lightning(config: dict[str, Any]) -> str:
     class Kill(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if config["kills"]:
-                kill_own_worker(config["marks"], trainer.global_step, at_step=8, rank=1)
+                batches = trainer.fit_loop.total_batch_idx + 1
+                kill_own_worker(config["marks"], batches, at_step=9, rank=1)
 
     allow_processors(RayDeepSpeedStrategy)
     torch.manual_seed(0)
@@ -167,10 +168,12 @@ def train_with_lightning(config: dict[str, Any]) -> str:
     rows = torch.utils.data.TensorDataset(torch.arange(384.0).view(96, 4) / 384)
     checkpoints = CheckpointerCallback(every=3)
     trainer = pl.Trainer(
-        strategy=RayDeepSpeedStrategy(stage=3),
+        strategy=RayDeepSpeedStrategy(stage=config["stage"]),
         accelerator="cpu",
         devices="auto",
         max_epochs=3,
+        limit_train_batches=config["epoch_batches"],
+        accumulate_grad_batches=config["accumulated"],
         plugins=[RayLightningEnvironment()],
         callbacks=[checkpoints, Kill()],
         logger=False,
@@ -279,11 +282,22 @@ def test_a_preemption_notice_saves_the_training(cloud: LiveTestCloud) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_lightning_resumes_within_an_epoch_with_the_same_weights(cloud: LiveTestCloud) -> None:
-    calm = trainer(cloud, train_with_lightning, "calm", stage=3, kills=False).fit()
-    stormy = trainer(cloud, train_with_lightning, "stormy", stage=3, kills=True).fit()
+@pytest.mark.parametrize(
+    ("stage", "accumulated", "epoch_batches", "saved_step"),
+    [
+        (3, 1, 6, 6),
+        # The engine counts accumulated batches across epochs, Lightning in each.
+        (2, 2, 5, 8),
+    ],
+)
+def test_lightning_resumes_within_an_epoch_with_the_same_weights(
+    cloud: LiveTestCloud, stage: int, accumulated: int, epoch_batches: int, saved_step: int
+) -> None:
+    config = {"stage": stage, "accumulated": accumulated, "epoch_batches": epoch_batches}
+    calm = trainer(cloud, train_with_lightning, "calm", kills=False, **config).fit()
+    stormy = trainer(cloud, train_with_lightning, "stormy", kills=True, **config).fit()
     assert stormy.return_value == calm.return_value
-    assert restored(cloud, "stormy") == ["6 memory"]
+    assert restored(cloud, "stormy") == [f"{saved_step} memory"]
 
 
 @pytest.mark.parametrize(

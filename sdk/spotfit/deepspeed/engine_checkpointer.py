@@ -98,8 +98,8 @@ class Checkpointer(TrainingStateCheckpointer):
 
         `engine` is that of `initialize`. Its scheduler, counters and loss scaler are saved with it.
         The other arguments are those of `spotfit.torch.Checkpointer`. Raises `ConfigError` for an
-        engine without ZeRO or without an optimizer, for pipeline and tensor parallelism, mixtures
-        of experts and offloading to NVMe, and in an elastic group.
+        engine without ZeRO or without an optimizer, for features of DeepSpeed whose state would not
+        be saved, which the guide lists, and in an elastic group.
         """
         super().__init__(
             require_session("spotfit.deepspeed.Checkpointer"),

@@ -201,9 +201,22 @@ def _reject_unsupported(engine: Any) -> None:
         or str(getattr(engine.zero_offload_param(), "device", "")).endswith("nvme"),
         '"elastic_checkpoint"': engine.zero_elastic_checkpoint(),
         '"zenflow"': engine.zenflow,
+        '"random_ltd"': engine.random_ltd_enabled(),
+        '"curriculum_learning"': engine.curriculum_learning_enabled(),
     }
     if names := [name for name, is_used in unsupported.items() if is_used]:
         raise ConfigError(
             f"Checkpointer does not support {summarize_names(names)} of DeepSpeed.",
             do="Use spotfit.deepspeed.report_checkpoint, which saves by the engine's own methods.",
+        )
+    # Parts of the optimizer's state are in another process, or in a second optimizer.
+    unsaved = {
+        '"super_offload"': engine.super_offload(),
+        'a "ratio" of "offload_optimizer"': engine.zero_partial_offload() != 1,
+    }
+    if names := [name for name, is_used in unsaved.items() if is_used]:
+        raise ConfigError(
+            f"Checkpointer does not support {summarize_names(names)}: DeepSpeed's state of the "
+            "optimizer does not contain all moments, in its own checkpoints, too.",
+            do=f"Remove {summarize_names(names)} from the configuration.",
         )

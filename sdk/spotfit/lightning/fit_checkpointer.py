@@ -111,9 +111,14 @@ class FitCheckpointer:
     def _end_batch(self, original: Callable[[Any], None], data_fetcher: Any) -> None:
         original(data_fetcher)
         epoch_loop = self._fit_loop.epoch_loop
+        # DeepSpeed's engine counts accumulated batches itself, across epochs; its Checkpointer
+        # knows its steps.
+        is_counted_here = not self._trainer.strategy.handles_gradient_accumulation
         # A resume after the last batch would skip the epoch's end.
         self.checkpointer.step(
-            self._metrics, accumulating=epoch_loop._should_accumulate(), hold=epoch_loop.done
+            self._metrics,
+            accumulating=is_counted_here and epoch_loop._should_accumulate(),
+            hold=epoch_loop.done,
         )
 
     def _end_epoch(self, original: Callable[[], None]) -> None:

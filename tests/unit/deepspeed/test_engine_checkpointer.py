@@ -183,6 +183,28 @@ def test_steps_that_accumulate_gradients_are_not_saved(stage: int) -> None:
 
 
 @STAGES
+def test_batches_counted_per_epoch_by_the_caller_do_not_hide_accumulated_gradients(
+    stage: int,
+) -> None:
+    """As in a loop that begins to count in each epoch; the engine counts across epochs."""
+    config = {"gradient_accumulation_steps": 2}
+    epoch_batches = 3
+    end = TrainingProcess(stage, every=100, **config).train(12)
+    process = TrainingProcess(stage, every=1, **config)
+    saved_steps = []
+    while process.ckpt.steps < 9:
+        train_batch(process.engine)
+        is_odd = (process.ckpt.steps % epoch_batches) % 2 == 0
+        process.ckpt.step(accumulating=is_odd)
+        saved_steps.append(process.ckpt._saved_step)
+    assert saved_steps == [0, 2, 2, 2, 2, 2, 2, 8, 8], "where both have counted two batches"
+    second = TrainingProcess(stage, every=100, **config)
+    assert second.restored is not None
+    assert (second.restored.step, second.engine.global_steps) == (8, 4)
+    assert second.train(12) == end
+
+
+@STAGES
 def test_the_last_steps_are_saved_at_the_end(stage: int, session: LocalSession) -> None:
     process = TrainingProcess(stage, every=100)
     end = process.train(5)
@@ -216,6 +238,24 @@ def test_a_checkpoint_without_weights_is_not_exported(
     assert checkpoint is not None
     with pytest.raises(ConfigError, match="has no weights"):
         export_checkpoint(checkpoint, tmp_path / f"model.{suffix}")
+
+
+CURRICULUM = {"enabled": True, "data_cluster_path": "", "curriculum_metrics": {}}
+RANDOM_LTD = {
+    "enabled": True,
+    "total_layer_num": 2,
+    "random_ltd_layer_num": 1,
+    "random_ltd_layer_id": [0],
+    "model_mask_name": None,
+    "model_type": "decoder",
+    "hidden_state_order": "seq_batch_dim",
+    "random_ltd_schedule": {
+        "min_value": 1,
+        "max_value": 4,
+        "schedule_type": "fixed_linear",
+        "schedule_config": {"require_steps": 4, "seq_per_step": 1},
+    },
+}
 
 
 def sgd() -> Any:
@@ -282,6 +322,20 @@ def test_a_checkpoint_of_another_checkpointer_is_rejected() -> None:
 def test_an_engine_without_zero_is_rejected() -> None:
     with pytest.raises(ConfigError, match="with ZeRO, which this engine does not use"):
         Checkpointer(make_engine(0))
+
+
+@pytest.mark.parametrize(
+    ("data_efficiency", "message"),
+    [
+        ({"data_routing": {"random_ltd": RANDOM_LTD}}, "random_ltd"),
+        ({"data_sampling": {"curriculum_learning": CURRICULUM}}, "curriculum_learning"),
+    ],
+)
+def test_an_engine_with_further_state_is_rejected(data_efficiency: Any, message: str) -> None:
+    parts = {name: {"enabled": True, **part} for name, part in data_efficiency.items()}
+    engine = make_engine(1, data_efficiency={"enabled": True, **parts})
+    with pytest.raises(ConfigError, match=message):
+        Checkpointer(engine)
 
 
 def test_an_elastic_group_is_rejected(

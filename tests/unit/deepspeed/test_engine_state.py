@@ -55,6 +55,8 @@ class Engine:
         self.pipeline_parallelism = self.has_moe_layers = self.zenflow = False
         self.mp_world_size = 1
         self._is_elastic, self._is_on_nvme, self._parameters_on = False, False, "cpu"
+        self._drops_tokens = self._has_curriculum = self._is_in_other_process = False
+        self._offload_ratio = 1.0
         vars(self).update(features)
 
     def zero_optimization_stage(self) -> int:
@@ -68,6 +70,18 @@ class Engine:
 
     def zero_elastic_checkpoint(self) -> bool:
         return self._is_elastic
+
+    def random_ltd_enabled(self) -> bool:
+        return self._drops_tokens
+
+    def curriculum_learning_enabled(self) -> bool:
+        return self._has_curriculum
+
+    def super_offload(self) -> bool:
+        return self._is_in_other_process
+
+    def zero_partial_offload(self) -> float:
+        return self._offload_ratio
 
     def _get_zero_param_shapes(self) -> list[dict[str, torch.Size]]:
         return [{name: weight.shape for weight, name in self.param_names.items()}]
@@ -84,6 +98,10 @@ class Engine:
         ({"_is_on_nvme": True}, "offloading to NVMe"),
         ({"_parameters_on": "nvme"}, "offloading to NVMe"),
         ({"_is_elastic": True}, "elastic_checkpoint"),
+        ({"_drops_tokens": True}, "random_ltd"),
+        ({"_has_curriculum": True}, "curriculum_learning"),
+        ({"_is_in_other_process": True}, '"super_offload": .* does not contain all moments'),
+        ({"_offload_ratio": 0.5}, '"ratio" of "offload_optimizer": .* does not contain all'),
     ],
 )
 def test_an_unsupported_engine_is_rejected(features: dict[str, Any], message: str) -> None:

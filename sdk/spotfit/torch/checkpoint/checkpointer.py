@@ -97,7 +97,8 @@ class TrainingStateCheckpointer(BaseCheckpointer):
         `SessionMisuseError` if a model from `init_module()` was not restored.
         """
         self._reject_unrestored()
-        self._record_step(metrics, accumulating=accumulating or self._is_accumulating(), hold=hold)
+        has_engine_gradients = self._is_accumulating()  # called in every step: it compares counts
+        self._record_step(metrics, accumulating=accumulating or has_engine_gradients, hold=hold)
 
     def save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save now, independently of `every`. All ranks must call it after the same step.
