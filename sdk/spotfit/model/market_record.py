@@ -49,7 +49,7 @@ class OfferRecord(msgspec.Struct, frozen=True, kw_only=True):
     final_refusal: str = ""
     """The reason of a refusal that a new request is likely to meet as well; '' if there is none."""
     complete_s: float = 0.0
-    """When, at the latest, enough of its machines ran for a move to it, see `View.is_move_complete`.
+    """When enough of its machines last ran for a move to it, see `View.is_move_complete`.
 
     As of the last loss, choice, release or end of a round; 0 if they never did.
     """
