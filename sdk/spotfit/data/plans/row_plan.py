@@ -265,8 +265,10 @@ class RowPlan:
         """Whether the versions of all files that are read are known."""
         units, sources = self.manifest.source_units, self.manifest.sources
         inner = (plan for source in sources for plan in getattr(source, "plans", ()))
-        return all(file.version for one in units for file in one.files) and all(
-            plan.has_versions for plan in inner
+        return (
+            all(file.version for one in units for file in one.files)
+            and all(getattr(source, "has_versions", True) for source in sources)
+            and all(plan.has_versions for plan in inner)
         )
 
     def read_unit(self, unit: int, columns: Sequence[str] | None = None) -> pa.Table:

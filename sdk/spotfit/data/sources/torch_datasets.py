@@ -38,6 +38,11 @@ class TorchSource:
         """The dataset."""
         return self._dataset
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether `captured` determines every item. Other datasets may read files."""
+        return isinstance(self._dataset, list)
+
     @cached_property
     def identity(self) -> str:
         """Class and length: what an item contains is unknown until it is loaded."""

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotfit.core.errors import ConfigError
-from spotfit.data import Dataset, from_items, read_parquet
+from spotfit.data import Dataset, from_items, from_torch, read_parquet
 from spotfit.data.caching import cache_directories
 from spotfit.data.expressions import col
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
@@ -280,6 +280,36 @@ def test_rows_that_cannot_be_compared_are_kept_for_one_run(
     names = {str(getattr(one.manifest.sources[0], "_group", "")) for one in cached}
     assert len(names) == 2
     assert caplog.messages == ["data.cache_of_one_run"] * 2
+
+
+class Files:
+    """A PyTorch dataset whose items are contents of files."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        return self.paths[index].read_text()
+
+
+def test_items_of_a_pytorch_dataset_are_kept_for_one_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    limits: dict[str, Any] = {"disk_bytes": 2**20, "directory": tmp_path / "named"}
+    items = from_torch(Files(tmp_path / "file"))
+    rows = items.cache(**limits)
+    assert values(rows) == [{"item": "old"}]
+    (tmp_path / "file").write_text("new")
+    assert values(in_other_process(rows)) == [{"item": "old"}]
+    assert values(items.cache(**limits)) == [{"item": "new"}]
+    assert values(items.union(items.map(lambda row: row)).cache(**limits)) == [{"item": "new"}] * 2
+
+
+def test_items_of_a_list_have_one_name_in_every_run() -> None:
+    first, second, other = (from_items([(1, number)]) for number in (2, 2, 3))
+    assert name_of(first) == name_of(second) != name_of(other)
 
 
 # ── positions and order ───────────────────────────────────────────────────────────────────────────
