@@ -200,6 +200,40 @@ def test_random_functions_before_the_cache_are_refused() -> None:
         rows.count()
 
 
+def test_random_functions_of_a_part_of_the_rows_are_refused() -> None:
+    rows = CountingSource([50]).dataset
+    union = rows.map_batches(double).union(rows.map_batches(add_noise))
+    for random_rows in (union, union.mix(rows)):
+        with pytest.raises(ConfigError, match=r"map_batches\(add_noise\) returned other values"):
+            random_rows.cache(memory_bytes=2**20).count()
+    rows = rows.map_batches(double).union(rows.map_batches(triple))
+    assert rows.cache(memory_bytes=2**20).count() == 100
+
+
+class Augmented:
+    """A PyTorch dataset of one kind of items, with a random number or without."""
+
+    def __init__(self, kind: type, *, is_random: bool) -> None:
+        self.kind = kind
+        self.is_random = is_random
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        number = np.random.random() if self.is_random else index / 2
+        return (np.full(2, number), index) if self.kind is tuple else number
+
+
+@pytest.mark.parametrize("kind", [float, tuple])
+def test_random_items_of_a_pytorch_dataset_are_refused(kind: type) -> None:
+    rows = from_torch(Augmented(kind, is_random=True))
+    with pytest.raises(ConfigError, match=r"from_torch\(Augmented\) returned other values"):
+        rows.cache(memory_bytes=2**20).count()
+    rows = from_torch(Augmented(kind, is_random=False))
+    assert rows.cache(memory_bytes=2**20).count() == 40
+
+
 def test_functions_that_return_nan_are_not_random() -> None:
     def to_nan(batch: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.where(batch["id"] % 2, np.nan, batch["id"])}
