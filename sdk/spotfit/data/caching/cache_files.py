@@ -228,7 +228,7 @@ class CacheFiles:
             yield total
             os.pwrite(descriptor, _TOTAL.pack(total.size_bytes), 0)
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
 
 
 @dataclass
@@ -275,7 +275,7 @@ class _Group:
         except BlockingIOError:
             return 0
         finally:
-            os.close(lock)
+            _unlock(lock)
 
 
 def _make_private(root: Path) -> None:
@@ -293,6 +293,15 @@ def _make_private(root: Path) -> None:
 def _open_lock(folder: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(folder / _LOCK, flags, 0o600)
+
+
+def _unlock(descriptor: int) -> None:
+    """Release the lock of a file, and close it."""
+    try:
+        # Not by the closing alone: a process that was forked meanwhile has the file open, too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -373,4 +382,4 @@ def _remove_abandoned(path: Path) -> bool:
         path.unlink()
         return True
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
@@ -407,3 +408,21 @@ def test_a_group_is_not_removed_while_another_process_uses_it(tmp_path: Path) ->
         files.write("4", numbers(4))
     assert files.contains("4")
     assert not (tmp_path / "cache" / "old").exists()
+
+
+def test_a_fork_does_not_keep_the_lock_of_the_directory(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    done = os.pipe()
+
+    def wait() -> None:
+        os.read(done[0], 1)
+
+    with files._locked():
+        process_id = start_fork(wait)
+    descriptor = os.open(tmp_path / "cache" / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+        os.write(done[1], b"1")
+        assert wait_for(process_id) == 0
