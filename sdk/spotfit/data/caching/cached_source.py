@@ -57,7 +57,11 @@ class CachedSource(PlanSource):
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a function may need a library of the machines
-            log.debug("data.schema_unknown", reason=f"{type(error).__name__}: {error}")
+            log.warning(
+                "data.cache_not_checked",
+                reason=f"{type(error).__name__}: {error}",
+                do="The functions before cache() must not draw random numbers.",
+            )
             return units
         return replace(units, schema=schema)
 

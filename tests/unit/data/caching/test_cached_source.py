@@ -242,7 +242,9 @@ def test_functions_that_return_nan_are_not_random() -> None:
     assert rows.count() == 50
 
 
-def test_a_function_that_needs_a_library_of_the_machines_is_not_called_by_the_client() -> None:
+def test_a_function_that_needs_a_library_of_the_machines_is_not_checked_by_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def decode(batch: dict[str, Any]) -> dict[str, Any]:
         import no_such_module  # type: ignore[import-not-found]
 
@@ -250,6 +252,7 @@ def test_a_function_that_needs_a_library_of_the_machines_is_not_called_by_the_cl
 
     rows = CountingSource([50]).dataset.map_batches(decode).cache(memory_bytes=2**20)
     assert rows.count() == 50
+    assert caplog.messages == ["data.cache_not_checked"]
     with pytest.raises(ModuleNotFoundError):
         values(rows)
 
