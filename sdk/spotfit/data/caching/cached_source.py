@@ -105,8 +105,12 @@ class CachedSource(PlanSource):
         decode = plan.manifest.fetch_part(unit, 0, rows, plan.columns_to_read(columns))
 
         def compute() -> pa.Table:
+            user_code = self._cache.user_code if plan.runs_user_code else nullcontext()
+            if plan.sources_run_user_code:
+                with user_code:
+                    return plan.transform(decode(), columns)
             block = decode()
-            with self._cache.user_code if plan.runs_user_code else nullcontext():
+            with user_code:
                 return plan.transform(block, columns)
 
         return compute

@@ -9,6 +9,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -266,8 +267,14 @@ def test_a_function_is_called_by_one_thread_at_a_time() -> None:
         is_called.release()
         return batch
 
-    rows = CountingSource([20] * 40).dataset.map_batches(function).cache(memory_bytes=2**20)
-    assert len(values(rows)) == 800
+    rows = CountingSource([20] * 40).dataset
+    mapped = rows.map_batches(function)
+    for before in (mapped, mapped.union(rows)):
+        source: Any = before.cache(memory_bytes=2**20).manifest.sources[0]
+        units = source.list_units()
+        with ThreadPoolExecutor(8) as threads:
+            blocks = list(threads.map(lambda unit: source.read_unit(units, unit), range(40)))  # noqa: B023 - called in this iteration
+        assert sum(block.num_rows for block in blocks) == 800
 
 
 # ── identity ──────────────────────────────────────────────────────────────────────────────────────
