@@ -269,8 +269,9 @@ class _Group:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             removed_bytes = self.remove(size_bytes)
             if removed_bytes == self.size_bytes:
-                (self.folder / _LOCK).unlink()
-                self.folder.rmdir()
+                with suppress(OSError):  # there is a file of another program
+                    (self.folder / _LOCK).unlink()
+                    self.folder.rmdir()
             return removed_bytes
         except BlockingIOError:
             return 0
@@ -363,7 +364,7 @@ def _read_groups(root: Path) -> list[_Group]:
             status = path.lstat()
             if path.name == _LOCK:
                 used_at_ns = status.st_mtime_ns
-            elif not _remove_abandoned(path):
+            elif not stat.S_ISDIR(status.st_mode) and not _remove_abandoned(path):
                 files[path] = status.st_size
         groups.append(_Group(folder, used_at_ns, files))
     return groups

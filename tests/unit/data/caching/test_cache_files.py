@@ -244,6 +244,20 @@ def test_the_oldest_unused_group_is_removed_for_another_one(tmp_path: Path) -> N
     assert stored_bytes(tmp_path) == counted_bytes(tmp_path) <= 30_000
 
 
+def test_what_another_program_leaves_in_an_unused_group_does_not_end_the_writing(
+    tmp_path: Path,
+) -> None:
+    files = open_files(tmp_path, "old", 30_000)
+    files.write("0", numbers(0))
+    del files
+    (tmp_path / "cache" / "old" / "folder").mkdir()
+    files = open_files(tmp_path, "new", 30_000)
+    for number in range(4):
+        files.write(str(number), numbers(number))
+    assert [number for number in range(4) if files.contains(str(number))] == [0, 1, 2]
+    assert not (tmp_path / "cache" / "old" / "0").exists()
+
+
 def test_a_read_counts_as_use(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     files.write("0", TABLE)
