@@ -228,7 +228,7 @@ class CacheFiles:
             yield total
             os.pwrite(descriptor, _TOTAL.pack(total.size_bytes), 0)
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
 
 
 @dataclass
@@ -269,13 +269,14 @@ class _Group:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             removed_bytes = self.remove(size_bytes)
             if removed_bytes == self.size_bytes:
-                (self.folder / _LOCK).unlink()
-                self.folder.rmdir()
+                with suppress(OSError):  # there is a file of another program
+                    (self.folder / _LOCK).unlink()
+                    self.folder.rmdir()
             return removed_bytes
         except BlockingIOError:
             return 0
         finally:
-            os.close(lock)
+            _unlock(lock)
 
 
 def _make_private(root: Path) -> None:
@@ -293,6 +294,15 @@ def _make_private(root: Path) -> None:
 def _open_lock(folder: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(folder / _LOCK, flags, 0o600)
+
+
+def _unlock(descriptor: int) -> None:
+    """Release the lock of a file, and close it."""
+    try:
+        # Not by the closing alone: a process that was forked meanwhile has the file open, too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -354,7 +364,7 @@ def _read_groups(root: Path) -> list[_Group]:
             status = path.lstat()
             if path.name == _LOCK:
                 used_at_ns = status.st_mtime_ns
-            elif not _remove_abandoned(path):
+            elif not stat.S_ISDIR(status.st_mode) and not _remove_abandoned(path):
                 files[path] = status.st_size
         groups.append(_Group(folder, used_at_ns, files))
     return groups
@@ -373,4 +383,4 @@ def _remove_abandoned(path: Path) -> bool:
         path.unlink()
         return True
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)

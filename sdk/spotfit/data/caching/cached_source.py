@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -53,11 +53,15 @@ class CachedSource(PlanSource):
         units = SourceUnits((), zeros, zeros, manifest.unit_rows, manifest.unit_bytes)
         try:
             schema = self.plan.schema
-            self._check_functions()
+            _check_rows(self.plan)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a function may need a library of the machines
-            log.debug("data.schema_unknown", reason=f"{type(error).__name__}: {error}")
+            log.warning(
+                "data.cache_not_checked",
+                reason=f"{type(error).__name__}: {error}",
+                do="The functions before cache() must not draw random numbers.",
+            )
             return units
         return replace(units, schema=schema)
 
@@ -101,8 +105,12 @@ class CachedSource(PlanSource):
         decode = plan.manifest.fetch_part(unit, 0, rows, plan.columns_to_read(columns))
 
         def compute() -> pa.Table:
+            user_code = self._cache.user_code if plan.runs_user_code else nullcontext()
+            if plan.sources_run_user_code:
+                with user_code:
+                    return plan.transform(decode(), columns)
             block = decode()
-            with self._cache.user_code if plan.runs_user_code else nullcontext():
+            with user_code:
                 return plan.transform(block, columns)
 
         return compute
@@ -133,27 +141,54 @@ class CachedSource(PlanSource):
         content = f"{versions} {sys.version_info[:2]} {self.plan.identity} {captured}"
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
-    def _check_functions(self) -> None:
-        """Call functions of the user twice with the first rows. Raises `ConfigError`."""
-        plan = self.plan
-        filled = np.flatnonzero(plan.manifest.unit_rows)
-        if not any(step.runs_user_code for step in plan.transforms) or not len(filled):
-            return
-        unit = int(filled[0])
-        rows = min(int(plan.manifest.unit_rows[unit]), _CHECKED_ROWS)
-        block = plan.manifest.read_part(unit, 0, rows, plan.columns_to_read())
-        if not _have_equal_values(plan.transform(block), plan.transform(block)):
-            names = ", ".join(step.name for step in plan.transforms if step.runs_user_code)
-            raise ConfigError(
-                f"cache() would keep random rows: {names} returned other values for the same rows "
-                "in a second call.",
-                do="Call functions that draw random numbers after cache(), such as "
-                "rows.map_batches(decode).cache(...).map_batches(augment).",
-            )
-
     # The name is that of the process that has listed the units.
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "limits": self.limits, "_group": self._group}
+
+
+def _check_rows(plan: RowPlan) -> None:
+    """Call functions of the user twice with the first rows. Raises `ConfigError`."""
+    manifest, has_functions = plan.manifest, any(step.runs_user_code for step in plan.transforms)
+    filled = np.flatnonzero(manifest.unit_rows)
+    numbers, places = np.unique(manifest.unit_sources[filled], return_index=True)
+    for number, unit in zip(numbers.tolist(), filled[places].tolist(), strict=True):
+        source = manifest.sources[number]
+        is_first = unit == filled[0]
+        if not _calls_user_code(source) and not (is_first and has_functions):
+            continue
+        if _calls_user_code(source):
+            for inner in getattr(source, "plans", ()):
+                _check_rows(inner)
+        rows = min(int(manifest.unit_rows[unit]), _CHECKED_ROWS)
+        read = partial(manifest.read_part, unit, 0, rows, plan.columns_to_read())
+        block = read()
+        if _calls_user_code(source) and not _have_equal_values(block, read()):
+            raise _random_rows(getattr(source, "name", "a function"))
+        if has_functions and not _have_equal_values(plan.transform(block), plan.transform(block)):
+            raise _random_rows(
+                ", ".join(step.name for step in plan.transforms if step.runs_user_code)
+            )
+
+
+def _calls_user_code(source: Any) -> bool:
+    """Whether rows of a source may be random. Those of a cache have been checked."""
+    if isinstance(source, CachedSource):
+        return False
+    inner = getattr(source, "plans", ())
+    return (
+        getattr(source, "runs_user_code", False)
+        or not getattr(source, "has_versions", True)
+        or any(_calls_user_code(one) for plan in inner for one in plan.manifest.sources)
+    )
+
+
+def _random_rows(names: str) -> ConfigError:
+    return ConfigError(
+        f"cache() would keep random rows: {names} returned other values for the same rows "
+        "in a second call.",
+        do="Call functions that draw random numbers after cache(), such as "
+        "rows.map_batches(decode).cache(...).map_batches(augment).",
+    )
 
 
 def _columns_name(columns: tuple[str, ...] | None) -> str:
@@ -163,9 +198,18 @@ def _columns_name(columns: tuple[str, ...] | None) -> str:
 def _have_equal_values(first: pa.Table, second: pa.Table) -> bool:
     if first.equals(second):
         return True
-    # Arrow finds NaN different from NaN. Texts of Python objects may contain addresses.
-    names = [field.name for field in first.schema if not isinstance(field.type, PythonObjectType)]
-    if second.column_names != first.column_names:
+    if second.schema != first.schema:
         return False
-    texts = (repr(table.select(names).to_pylist()) for table in (first, second))
-    return len(set(texts)) == 1
+    objects = {one.name for one in first.schema if isinstance(one.type, PythonObjectType)}
+    # Arrow finds NaN different from NaN. Texts of Python objects may contain addresses.
+    names = [name for name in first.column_names if name not in objects]
+    texts = {repr(table.select(names).to_pylist()) for table in (first, second)}
+    return len(texts) == 1 and all(
+        _may_be_equal(first.column(name).to_pylist(), second.column(name).to_pylist())
+        for name in objects
+    )
+
+
+def _may_be_equal(first: list[Any], second: list[Any]) -> bool:
+    digests = digest_captured(first), digest_captured(second)
+    return None in digests or digests[0] == digests[1]

@@ -119,8 +119,10 @@ class RowCache:
             self._files.write(name, table)
 
     def _keep(self, name: str, table: pa.Table) -> None:
+        if self._size_bytes + table.nbytes <= self._memory_bytes and name not in self._tables:
+            table = _without_other_rows(table)
         with self._lock:
-            size_bytes = self._size_bytes + table.nbytes
+            size_bytes = self._size_bytes + table.get_total_buffer_size()
             if name in self._tables:
                 return
             if size_bytes <= self._memory_bytes:
@@ -137,6 +139,13 @@ class RowCache:
                 limit_bytes=self._memory_bytes,
                 reason="the limit is reached; other rows are read and computed in every epoch",
             )
+
+
+def _without_other_rows(table: pa.Table) -> pa.Table:
+    """Return a copy if the table is a part of a larger one, whose buffers it keeps in memory."""
+    if table.get_total_buffer_size() <= 2 * table.nbytes:
+        return table
+    return table.take(pa.array(range(table.num_rows), pa.int64()))
 
 
 def _open_files(limits: CacheLimits, group: str) -> CacheFiles | None:

@@ -167,9 +167,12 @@ class RowPlan:
     @property
     def runs_user_code(self) -> bool:
         """Whether reading calls functions of the user, also to select or multiply rows."""
-        return any(step.runs_user_code for step in self.transforms) or any(
-            getattr(source, "runs_user_code", False) for source in self.manifest.sources
-        )
+        return self.sources_run_user_code or any(step.runs_user_code for step in self.transforms)
+
+    @property
+    def sources_run_user_code(self) -> bool:
+        """Whether reading calls functions of the user before the transforms."""
+        return any(getattr(source, "runs_user_code", False) for source in self.manifest.sources)
 
     @property
     def input_files(self) -> set[str]:
@@ -248,9 +251,7 @@ class RowPlan:
             ReadTask(int(sizes[part.unit]), partial(manifest.read_part, *part, columns))
             for part in parts
         )
-        is_slow = self.reads_files and not any(
-            getattr(source, "runs_user_code", False) for source in manifest.sources
-        )
+        is_slow = self.reads_files and not self.sources_run_user_code
         return read_in_order(tasks, threads=READ_THREADS if ahead and is_slow else 0)
 
     @cached_property
@@ -265,8 +266,10 @@ class RowPlan:
         """Whether the versions of all files that are read are known."""
         units, sources = self.manifest.source_units, self.manifest.sources
         inner = (plan for source in sources for plan in getattr(source, "plans", ()))
-        return all(file.version for one in units for file in one.files) and all(
-            plan.has_versions for plan in inner
+        return (
+            all(file.version for one in units for file in one.files)
+            and all(getattr(source, "has_versions", True) for source in sources)
+            and all(plan.has_versions for plan in inner)
         )
 
     def read_unit(self, unit: int, columns: Sequence[str] | None = None) -> pa.Table:

@@ -38,6 +38,16 @@ class TorchSource:
         """The dataset."""
         return self._dataset
 
+    @property
+    def name(self) -> str:
+        """The call, for messages."""
+        return f"from_torch({type(self._dataset).__name__})"
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether `captured` determines every item. Other datasets may read files."""
+        return isinstance(self._dataset, list)
+
     @cached_property
     def identity(self) -> str:
         """Class and length: what an item contains is unknown until it is loaded."""

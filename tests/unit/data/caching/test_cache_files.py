@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
@@ -243,6 +244,20 @@ def test_the_oldest_unused_group_is_removed_for_another_one(tmp_path: Path) -> N
     assert stored_bytes(tmp_path) == counted_bytes(tmp_path) <= 30_000
 
 
+def test_what_another_program_leaves_in_an_unused_group_does_not_end_the_writing(
+    tmp_path: Path,
+) -> None:
+    files = open_files(tmp_path, "old", 30_000)
+    files.write("0", numbers(0))
+    del files
+    (tmp_path / "cache" / "old" / "folder").mkdir()
+    files = open_files(tmp_path, "new", 30_000)
+    for number in range(4):
+        files.write(str(number), numbers(number))
+    assert [number for number in range(4) if files.contains(str(number))] == [0, 1, 2]
+    assert not (tmp_path / "cache" / "old" / "0").exists()
+
+
 def test_a_read_counts_as_use(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     files.write("0", TABLE)
@@ -407,3 +422,21 @@ def test_a_group_is_not_removed_while_another_process_uses_it(tmp_path: Path) ->
         files.write("4", numbers(4))
     assert files.contains("4")
     assert not (tmp_path / "cache" / "old").exists()
+
+
+def test_a_fork_does_not_keep_the_lock_of_the_directory(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    done = os.pipe()
+
+    def wait() -> None:
+        os.read(done[0], 1)
+
+    with files._locked():
+        process_id = start_fork(wait)
+    descriptor = os.open(tmp_path / "cache" / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+        os.write(done[1], b"1")
+        assert wait_for(process_id) == 0

@@ -9,6 +9,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotfit.core.errors import ConfigError
-from spotfit.data import Dataset, from_items, read_parquet
+from spotfit.data import Dataset, from_items, from_torch, read_parquet
 from spotfit.data.caching import cache_directories
 from spotfit.data.expressions import col
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
@@ -200,6 +201,40 @@ def test_random_functions_before_the_cache_are_refused() -> None:
         rows.count()
 
 
+def test_random_functions_of_a_part_of_the_rows_are_refused() -> None:
+    rows = CountingSource([50]).dataset
+    union = rows.map_batches(double).union(rows.map_batches(add_noise))
+    for random_rows in (union, union.mix(rows)):
+        with pytest.raises(ConfigError, match=r"map_batches\(add_noise\) returned other values"):
+            random_rows.cache(memory_bytes=2**20).count()
+    rows = rows.map_batches(double).union(rows.map_batches(triple))
+    assert rows.cache(memory_bytes=2**20).count() == 100
+
+
+class Augmented:
+    """A PyTorch dataset of one kind of items, with a random number or without."""
+
+    def __init__(self, kind: type, *, is_random: bool) -> None:
+        self.kind = kind
+        self.is_random = is_random
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        number = np.random.random() if self.is_random else index / 2
+        return (np.full(2, number), index) if self.kind is tuple else number
+
+
+@pytest.mark.parametrize("kind", [float, tuple])
+def test_random_items_of_a_pytorch_dataset_are_refused(kind: type) -> None:
+    rows = from_torch(Augmented(kind, is_random=True))
+    with pytest.raises(ConfigError, match=r"from_torch\(Augmented\) returned other values"):
+        rows.cache(memory_bytes=2**20).count()
+    rows = from_torch(Augmented(kind, is_random=False))
+    assert rows.cache(memory_bytes=2**20).count() == 40
+
+
 def test_functions_that_return_nan_are_not_random() -> None:
     def to_nan(batch: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.where(batch["id"] % 2, np.nan, batch["id"])}
@@ -208,7 +243,9 @@ def test_functions_that_return_nan_are_not_random() -> None:
     assert rows.count() == 50
 
 
-def test_a_function_that_needs_a_library_of_the_machines_is_not_called_by_the_client() -> None:
+def test_a_function_that_needs_a_library_of_the_machines_is_not_checked_by_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def decode(batch: dict[str, Any]) -> dict[str, Any]:
         import no_such_module  # type: ignore[import-not-found]
 
@@ -216,6 +253,7 @@ def test_a_function_that_needs_a_library_of_the_machines_is_not_called_by_the_cl
 
     rows = CountingSource([50]).dataset.map_batches(decode).cache(memory_bytes=2**20)
     assert rows.count() == 50
+    assert caplog.messages == ["data.cache_not_checked"]
     with pytest.raises(ModuleNotFoundError):
         values(rows)
 
@@ -229,8 +267,14 @@ def test_a_function_is_called_by_one_thread_at_a_time() -> None:
         is_called.release()
         return batch
 
-    rows = CountingSource([20] * 40).dataset.map_batches(function).cache(memory_bytes=2**20)
-    assert len(values(rows)) == 800
+    rows = CountingSource([20] * 40).dataset
+    mapped = rows.map_batches(function)
+    for before in (mapped, mapped.union(rows)):
+        source: Any = before.cache(memory_bytes=2**20).manifest.sources[0]
+        units = source.list_units()
+        with ThreadPoolExecutor(8) as threads:
+            blocks = list(threads.map(lambda unit: source.read_unit(units, unit), range(40)))  # noqa: B023 - called in this iteration
+        assert sum(block.num_rows for block in blocks) == 800
 
 
 # ── identity ──────────────────────────────────────────────────────────────────────────────────────
@@ -280,6 +324,36 @@ def test_rows_that_cannot_be_compared_are_kept_for_one_run(
     names = {str(getattr(one.manifest.sources[0], "_group", "")) for one in cached}
     assert len(names) == 2
     assert caplog.messages == ["data.cache_of_one_run"] * 2
+
+
+class Files:
+    """A PyTorch dataset whose items are contents of files."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        return self.paths[index].read_text()
+
+
+def test_items_of_a_pytorch_dataset_are_kept_for_one_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    limits: dict[str, Any] = {"disk_bytes": 2**20, "directory": tmp_path / "named"}
+    items = from_torch(Files(tmp_path / "file"))
+    rows = items.cache(**limits)
+    assert values(rows) == [{"item": "old"}]
+    (tmp_path / "file").write_text("new")
+    assert values(in_other_process(rows)) == [{"item": "old"}]
+    assert values(items.cache(**limits)) == [{"item": "new"}]
+    assert values(items.union(items.map(lambda row: row)).cache(**limits)) == [{"item": "new"}] * 2
+
+
+def test_items_of_a_list_have_one_name_in_every_run() -> None:
+    first, second, other = (from_items([(1, number)]) for number in (2, 2, 3))
+    assert name_of(first) == name_of(second) != name_of(other)
 
 
 # ── positions and order ───────────────────────────────────────────────────────────────────────────

@@ -84,6 +84,24 @@ def test_tables_are_kept_in_memory_up_to_the_limit(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["data.cache_full"]
 
 
+def test_a_part_of_a_table_is_kept_without_the_other_rows() -> None:
+    cache = RowCache(CacheLimits(memory_bytes=2000), "g")
+    part = TABLE.slice(7, 100)
+    cache.put("a", part)
+    cache.put("b", TABLE.slice(0, 900))
+    kept = cache.get("a")
+    assert kept is not None
+    assert kept == part
+    assert kept.get_total_buffer_size() <= 2000
+    assert not cache.contains("b")
+
+
+def test_all_buffers_of_a_table_count() -> None:
+    cache = RowCache(CacheLimits(memory_bytes=TABLE.nbytes - 1), "g")
+    cache.put("a", TABLE.slice(0, 900))
+    assert not cache.contains("a")
+
+
 def test_rows_of_files_are_kept_in_memory(scratch: Path) -> None:
     RowCache(CacheLimits(disk_bytes=2**20), "g").put("a", TABLE)
     cache = RowCache(CacheLimits(memory_bytes=2**20, disk_bytes=2**20), "g")
