@@ -69,11 +69,15 @@ def reclaim_callback() -> ReclaimCallback:
 
 
 def start_machine(cloud: SpotCloud, launch: AgentLaunchSpec) -> str:
-    """Submit a group of one machine and return the machine's address."""
+    """Submit a group of one machine, and return the machine's address once its agent runs."""
     cloud.provider.submit(
         GroupPlan(token=Token("t-1"), provisioner="plain", num_nodes=1, slots_per_node=1), launch
     )
-    eventually(lambda: [one for one in cloud.machines() if one["state"] == "up"])
+    # A notice would end a process that does not handle signals yet.
+    outputs = Path(cloud.provider.root) / "machines"
+    eventually(
+        lambda: any("agent.started" in one.read_text() for one in outputs.glob("*/output")),
+    )
     return str(cloud.machines()[0]["address"])
 
 
