@@ -58,6 +58,8 @@ class CostLimits:
     """What earlier fits of the run have cost at most; the budget includes it."""
     feeders: FeederSpec | None = None
     """The machines for feeders, whose cost is part of the budget."""
+    rents_validation: bool = False
+    """Whether machines for validations may be rented."""
 
     @property
     def work_left_s(self) -> float | None:
@@ -138,6 +140,14 @@ def check_limits(
         yield ConfigError(
             "RunConfig(budget_usd=…) needs the price of machines for feeders, which is unknown.",
             do="Give prices with the option prices of their backend, or train without feeders.",
+        )
+        return
+    if limits.budget_usd is not None and limits.rents_validation and listing.default == "":
+        yield ConfigError(
+            "RunConfig(budget_usd=…) needs the price of machines for validations, but the backend "
+            f"{backend!r} grants one of several offers without naming it.",
+            do="Name one zone, queue or machine type in provisioner, or validate beside the "
+            "workers with ValidationConfig(own_machine=False).",
         )
         return
     yield from _check_deadline(limits)

@@ -631,7 +631,10 @@ def _plan_cost(
     if not limits.is_set and not is_combined:
         return None
     now_ms = system.wall_ms() + _clock_offset_ms(storage)
-    limits = read_limits(request.run, provisioner.traits, now_ms, feeders)
+    limits = replace(
+        read_limits(request.run, provisioner.traits, now_ms, feeders),
+        rents_validation=_may_rent_validation(request),
+    )
     listing = query_offers(provisioner, largest_group(request))
     plans, listing = _plan_offers(request, provisioner, listing)
     if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
@@ -639,6 +642,10 @@ def _plan_cost(
     spec = cost_spec(limits, plans, now_ms, listed=listing.offers)
     workers = request.scaling.max_workers
     return _CostPlan(limits, plans, listing, workers_backend, workers, spec)
+
+
+def _may_rent_validation(request: FitRequest) -> bool:
+    return request.validation is not None and request.validation.own_machine is not False
 
 
 def _plan_feeders(request: FitRequest, provisioner: Provisioner) -> FeederSpec | None:
@@ -778,7 +785,7 @@ def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
     _open_client(backend.provisioner)
     # Otherwise unavailable resources would be detected only when the machines are requested.
-    if request.validation is not None and request.validation.own_machine is not False:
+    if request.validation is not None and _may_rent_validation(request):
         backend.provisioner.plan(
             GroupRequest(
                 token=PREFLIGHT_TOKEN,

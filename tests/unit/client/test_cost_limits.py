@@ -57,9 +57,12 @@ def limits(**fields: Any) -> CostLimits:
 
 
 def errors(
-    of_limits: CostLimits, *plans: OfferPlan, remarks: tuple[str, ...] = ()
+    of_limits: CostLimits,
+    *plans: OfferPlan,
+    remarks: tuple[str, ...] = (),
+    default: str | None = None,
 ) -> list[ConfigError]:
-    listing = OfferListing(offers=(), remarks=remarks)
+    listing = OfferListing(offers=(), remarks=remarks, default=default)
     return list(check_limits(of_limits, list(plans), listing, backend="aws_batch"))
 
 
@@ -276,6 +279,21 @@ def test_feeders_of_unknown_price_are_an_error_with_a_budget_only() -> None:
     assert "needs the price of machines for feeders" in error.message
     assert errors(limits(deadline_s=50 * HOUR_S, feeders=unpriced), SPOT) == []
     assert errors(limits(budget_usd=1000.0, feeders=FeederSpec()), SPOT) == []
+
+
+@pytest.mark.parametrize(
+    ("budget_usd", "rents_validation", "default", "count"),
+    [(1000.0, True, "", 1), (1000.0, True, "spot", 0), (1000.0, False, "", 0), (None, True, "", 0)],
+)
+def test_a_budget_needs_the_offer_of_machines_for_validations(
+    budget_usd: float | None, rents_validation: bool, default: str, count: int
+) -> None:
+    of_limits = limits(
+        deadline_s=50 * HOUR_S, budget_usd=budget_usd, rents_validation=rents_validation
+    )
+    found = errors(of_limits, SPOT, default=default)
+    assert len(found) == count
+    assert all("machines for validations" in one.message for one in found)
 
 
 def test_the_cost_of_feeders_is_known_without_machines() -> None:
