@@ -266,7 +266,9 @@ def compare_cache(name: str, pairs: int) -> dict[str, Any]:
             by_directory = {one: _run_epochs(name, one) for one in order}
         measured.append((by_directory[directory], by_directory[""]))
     return {
-        f"{epoch}, {field}": _compared_seconds([pair[number] for pair in pairs_of], field)
+        f"{epoch}, {field}": ratios.compare_costs(
+            _seconds([pair[number] for pair in pairs_of], field)
+        )
         for number, epoch in enumerate(EPOCHS)
         for field in ("wall_s", "cpu_s", "first_s")
         for pairs_of in [[list(zip(*pair, strict=True)) for pair in measured[1:]]]
@@ -286,15 +288,9 @@ def _run_epochs(name: str, directory: str) -> list[SideRun]:
     return runs
 
 
-def _compared_seconds(pairs: list[tuple[SideRun, SideRun]], field: str) -> dict[str, float]:
-    seconds = [(max(ours.reading[field], 0.01), theirs.reading[field]) for ours, theirs in pairs]
-    verdict = ratios.verdict([ratios.times_better(*one, more_is_better=False) for one in seconds])
-    return {
-        "spotfit": median(ours for ours, _ in seconds),
-        "peer": median(theirs for _, theirs in seconds),
-        "ratio": verdict.median,
-        "lower": verdict.lower,
-    }
+def _seconds(pairs: list[tuple[SideRun, SideRun]], field: str) -> list[tuple[float, float]]:
+    # The clock of the kernel has ticks of 10 ms.
+    return [(max(ours.reading[field], 0.01), theirs.reading[field]) for ours, theirs in pairs]
 
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────

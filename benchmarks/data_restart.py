@@ -15,7 +15,6 @@ import tempfile
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -85,21 +84,14 @@ def compare(peer: str, pairs: int) -> dict[str, Any]:
         "peer": peer,
         "pairs": pairs,
         "failed": sum(run.has_failed for pair in measured[1:] for run in pair),
-        "wall_s": _compared(measured[1:], "wall_s"),
-        "cpu_s": _compared(measured[1:], "cpu_s"),
+        "wall_s": ratios.compare_costs(_values(measured[1:], "wall_s")),
+        "cpu_s": ratios.compare_costs(_values(measured[1:], "cpu_s")),
         "runs": [asdict(run) for pair in measured for run in pair],
     }
 
 
-def _compared(pairs: list[tuple[Restart, Restart]], field: str) -> dict[str, float]:
-    values = [(getattr(ours, field), getattr(theirs, field)) for ours, theirs in pairs]
-    verdict = ratios.verdict([ratios.times_better(*both, more_is_better=False) for both in values])
-    return {
-        "spotfit": median(ours for ours, _ in values),
-        "peer": median(theirs for _, theirs in values),
-        "ratio": verdict.median,
-        "lower": verdict.lower,
-    }
+def _values(pairs: list[tuple[Restart, Restart]], field: str) -> list[tuple[float, float]]:
+    return [(getattr(ours, field), getattr(theirs, field)) for ours, theirs in pairs]
 
 
 def _run_and_print(side: str) -> Restart:

@@ -59,6 +59,20 @@ def order(pairs: int) -> list[bool]:
     return [pair % 2 == 0 for pair in range(pairs)]
 
 
+def compare_costs(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return the medians of both sides, and the ratio with its lower bound, where less is better.
+
+    Each pair is the figure of spotfit and that of the peer.
+    """
+    found = verdict([times_better(*pair, more_is_better=False) for pair in pairs])
+    return {
+        "spotfit": median(ours for ours, _ in pairs),
+        "peer": median(theirs for _, theirs in pairs),
+        "ratio": found.median,
+        "lower": found.lower,
+    }
+
+
 def times_better(ours: float, theirs: float, *, more_is_better: bool) -> float:
     """Return how many times better spotfit is; 2.0 means twice as fast."""
     return ours / theirs if more_is_better else theirs / ours

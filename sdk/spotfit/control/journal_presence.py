@@ -15,7 +15,7 @@ from spotfit.ledger.journal import Ledger
 from spotfit.model.view import View
 
 # A request a minute costs 0.02 USD a month. Often while it is missing: a directory may have been
-# unmounted or moved for a moment.
+# unmounted for a moment.
 _CHECK_INTERVAL_S, _RECHECK_INTERVAL_S = 60.0, 5.0
 
 

@@ -5,7 +5,14 @@ from statistics import median_low
 
 import pytest
 
-from benchmarks.ratios import lower_bound, median_at_most, order, times_better, verdict
+from benchmarks.ratios import (
+    compare_costs,
+    lower_bound,
+    median_at_most,
+    order,
+    times_better,
+    verdict,
+)
 
 
 def test_of_seven_pairs_the_second_worst_bounds_the_median() -> None:
@@ -36,6 +43,11 @@ def test_bound_below_the_target_does_not_clear_it() -> None:
     assert found.median > 10.0
     assert not found.clears(10.0)
     assert found.clears(9.5)
+
+
+def test_less_is_better_for_costs() -> None:
+    found = compare_costs([(1.0, 3.0), (2.0, 4.0), (4.0, 8.0)])
+    assert found == {"spotfit": 2.0, "peer": 4.0, "ratio": 2.0, "lower": 2.0}
 
 
 def test_sides_alternate_in_running_first() -> None:

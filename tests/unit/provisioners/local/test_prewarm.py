@@ -1,9 +1,11 @@
 """Prewarmed machines: used by the next group, or ended without leaving files."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -83,17 +85,20 @@ def test_error_before_submission_dismisses_prewarmed_machines(
         wait_for_exit(machine.pid)
 
 
-def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarness) -> None:
+@contextlib.contextmanager
+def killed_driver(local_cloud: LocalCloudHarness, *, nodes: int, line: str) -> Iterator[list[int]]:
+    """Kill a driver that has prewarmed machines; yield the numbers that its `line` has printed."""
     driver = (
-        "import sys, time\n"
+        "import os, signal, sys\n"
         "from spotfit.core.ids import Token\n"
         "from spotfit.model.group import GroupRequest\n"
         "from spotfit_provisioners.local import prewarm\n"
         "from spotfit_provisioners.local.provisioner import LocalProvisioner\n"
-        "local = LocalProvisioner(nodes=2, root=sys.argv[1])\n"
-        "plan = local.plan(GroupRequest(token=Token('t'), num_workers=4, total_workers=4))\n"
-        "with local.prewarm(plan, 'none'):\n"
-        "    print(*[one.process.pid for one in prewarm._unassigned], flush=True)\n"
+        f"local = LocalProvisioner(nodes={nodes}, root=sys.argv[1])\n"
+        f"request = GroupRequest(token=Token('t'), num_workers={nodes}, total_workers={nodes})\n"
+        "with local.prewarm(local.plan(request), 'none'):\n"
+        "    machines = [one.process.pid for one in prewarm._unassigned]\n"
+        f"    {line}\n"
         "    sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", driver, str(local_cloud.root.path)]
@@ -101,11 +106,17 @@ def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarnes
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as requests:
         assert requests.stdout is not None
-        started = [int(pid) for pid in requests.stdout.readline().split()]
-        assert len(started) == 2
+        printed = [int(number) for number in requests.stdout.readline().split()]
         requests.send_signal(signal.SIGKILL)
-    for pid in started:
-        wait_for_exit(pid)
+        requests.wait()
+        yield printed
+
+
+def test_prewarmed_machines_exit_with_their_driver(local_cloud: LocalCloudHarness) -> None:
+    with killed_driver(local_cloud, nodes=2, line="print(*machines, flush=True)") as machines:
+        assert len(machines) == 2
+        for machine in machines:
+            wait_for_exit(machine)
     assert not local_cloud.root.path.exists()
 
 
@@ -113,27 +124,8 @@ def test_prewarmed_machine_exits_although_a_fork_of_its_driver_runs(
     local_cloud: LocalCloudHarness,
 ) -> None:
     """The fork has inherited the driver's end of the pipe."""
-    driver = (
-        "import os, signal, sys\n"
-        "from spotfit.core.ids import Token\n"
-        "from spotfit.model.group import GroupRequest\n"
-        "from spotfit_provisioners.local import prewarm\n"
-        "from spotfit_provisioners.local.provisioner import LocalProvisioner\n"
-        "local = LocalProvisioner(root=sys.argv[1])\n"
-        "plan = local.plan(GroupRequest(token=Token('t'), num_workers=1, total_workers=1))\n"
-        "with local.prewarm(plan, 'none'):\n"
-        "    fork = os.fork() or signal.pause()\n"
-        "    print(fork, *[one.process.pid for one in prewarm._unassigned], flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", driver, str(local_cloud.root.path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as requests:
-        assert requests.stdout is not None
-        fork, machine = map(int, requests.stdout.readline().split())
-        requests.send_signal(signal.SIGKILL)
-        requests.wait()
+    line = "print(os.fork() or signal.pause(), *machines, flush=True)"
+    with killed_driver(local_cloud, nodes=1, line=line) as (fork, machine):
         try:
             wait_for_exit(machine)
         finally:
