@@ -7,22 +7,23 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import create_backend_app
 from werkzeug.serving import make_server
 
+from benchmarks.serialized_moto import SerializedMoto
 from spotfit.fork_server.fork_client import ForkServerPool
 from spotfit_provisioners.local.state_dir import LocalCloudDir
 from tests.live.cloud import LiveTestCloud, end_waiting_machines
 from tests.live.worker_pool_harness import WorkerPoolHarness
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 LIVE_TESTS = Path(__file__).parent
 NO_RERUN_FILES = ("test_chaos.py", "test_cloud_chaos.py")
@@ -91,14 +92,24 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("AWS_DEFAULT_REGION", "us-east-1"),
     ):
         monkeypatch.setenv(name, text)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    urllib.request.urlopen(f"{endpoint}/moto-api/reset", b"").close()  # noqa: S310 - loopback
-    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
-    yield endpoint
-    server.stop()
+    with _serve(SerializedMoto(create_backend_app)) as endpoint:
+        urllib.request.urlopen(f"{endpoint}/moto-api/reset", b"").close()  # noqa: S310 - loopback
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="runs")
+        yield endpoint
+
+
+@contextmanager
+def _serve(app: WSGIApplication) -> Iterator[str]:
+    """Serve the application on loopback in threads of this process, and yield its URL."""
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class _FaultyAnswers:
@@ -108,7 +119,7 @@ class _FaultyAnswers:
     """
 
     def __init__(self) -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._app = SerializedMoto(create_backend_app)
         self._request_numbers = itertools.count(1)
         self._created: set[str] = set()
         self.refusals: Counter[str] = Counter()
@@ -134,11 +145,6 @@ class _FaultyAnswers:
 def faulty_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Send requests for the buckets of `s3` to a server that refuses some; yield their counts."""
     answers = _FaultyAnswers()
-    server = make_server("127.0.0.1", 0, answers, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    yield answers.refusals
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with _serve(answers) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        yield answers.refusals

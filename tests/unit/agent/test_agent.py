@@ -1175,10 +1175,10 @@ def test_agents_exit_if_the_storage_of_their_run_was_deleted() -> None:
     nodes = list(cluster.nodes.values())
     cluster.bucket.objects.clear()
     duration_s = cluster.advance_until(
-        lambda: all(node.has_exited for node in nodes), within_s=90.0
+        lambda: all(node.has_exited for node in nodes), within_s=100.0
     )
-    # The check within a minute, then the timeout.
-    assert 20.0 < duration_s < 85.0
+    # The check within a minute, then the timeout, which ends at one of the repeated checks.
+    assert 20.0 < duration_s < 90.0
     assert all(node.agent.is_abandoned for node in nodes)
     assert cluster.entries == [], "the journal may be that of another run by now"
     assert len(cluster.nodes) == len(nodes)
