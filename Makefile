@@ -137,7 +137,7 @@ jax: $(JAX)/.installed ## JAX with killed workers and machines
 
 .PHONY: deepspeed
 deepspeed: $(DEEPSPEED)/.installed ## DeepSpeed's ZeRO with killed workers and machines
-	$(DEEPSPEED)/bin/python -m pytest $(AGAIN) tests/frameworks/test_deepspeed.py tests/unit/deepspeed
+	$(DEEPSPEED)/bin/python -m pytest $(AGAIN) tests/frameworks/test_deepspeed.py tests/frameworks/test_huggingface_deepspeed.py tests/unit/deepspeed
 
 .PHONY: tensorflow
 tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines

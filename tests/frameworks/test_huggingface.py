@@ -515,12 +515,11 @@ def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_session")
-@pytest.mark.parametrize("what", ["auto_find_batch_size", "every", "DeepSpeed", "another number"])
+@pytest.mark.parametrize("what", ["auto_find_batch_size", "every", "another number"])
 def test_unsupported_options_are_rejected(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = local_trainer(tmp_path, auto_find_batch_size=what == "auto_find_batch_size")
-    trainer.is_deepspeed_enabled = what == "DeepSpeed"
     outlook = GroupOutlook(allows_resize=what == "another number")
     monkeypatch.setattr(LocalSnapshotChannel, "outlook", lambda _: outlook)
     every: Any = "sometimes" if what == "every" else 5

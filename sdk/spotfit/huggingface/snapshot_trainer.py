@@ -22,8 +22,9 @@ import torch
 from transformers import Trainer
 
 from spotfit.core.errors import ConfigError
+from spotfit.deepspeed.engine_checkpointer import Checkpointer as EngineCheckpointer
 from spotfit.huggingface.trainer_state import RankState, TrainerProgress
-from spotfit.torch.checkpoint.checkpointer import Checkpointer
+from spotfit.torch.checkpoint.checkpointer import Checkpointer, TrainingStateCheckpointer
 
 _RESTORED = "restored by spotfit"
 """Passed as the path of a checkpoint, so that the Trainer skips batches and restores RNG states."""
@@ -59,22 +60,31 @@ class TrainerSnapshots:
         Called when the model and the optimizer are prepared.
         """
         self._progress, self._rank_state = TrainerProgress(trainer), RankState(trainer)
-        self._checkpointer = Checkpointer(
-            model=trainer.model_wrapped,
-            optimizer=trainer.optimizer,
-            scheduler=trainer.lr_scheduler,
-            scaler=trainer.accelerator.scaler,
-            extra={"trainer": self._progress, **self._extra},
-            per_rank={"trainer_rank": self._rank_state},
-            total_steps=max_steps,
-            **self._options,
-        )
+        self._checkpointer = self._open_checkpointer(trainer, max_steps)
         if self._checkpointer.restore() is None:
             return None
         self._progress.set_trainer_state()
         self._resumed_epoch, self._last_step = self._progress.epoch, trainer.state.global_step
         batches = self._progress.updates * trainer.args.gradient_accumulation_steps
         return self._progress.epoch, 0 if trainer.args.ignore_data_skip else batches
+
+    def _open_checkpointer(self, trainer: Trainer, max_steps: int) -> TrainingStateCheckpointer:
+        extra = {"trainer": self._progress, **self._extra}
+        per_rank = {"trainer_rank": self._rank_state}
+        options = {"per_rank": per_rank, "total_steps": max_steps, **self._options}
+        if not trainer.is_deepspeed_enabled:
+            return Checkpointer(
+                model=trainer.model_wrapped,
+                optimizer=trainer.optimizer,
+                scheduler=trainer.lr_scheduler,
+                scaler=trainer.accelerator.scaler,
+                extra=extra,
+                **options,
+            )
+        engine = trainer.model_wrapped
+        if engine.lr_scheduler is None:  # the Trainer steps one of its own
+            extra["lr_scheduler"] = trainer.lr_scheduler
+        return EngineCheckpointer(engine, extra=extra, **options)
 
     def begin_epoch(self, trainer: Trainer, epoch: int, *, updates: int, start_time: float) -> bool:
         """Record that an epoch begins, of `updates` steps; return whether it is the resumed one."""

@@ -52,8 +52,11 @@ def prepare_trainer(
     steps. The Trainer's own checkpoints are not needed: pass `save_strategy="no"`. Without `every`
     the Trainer saves and resumes only as your code says, as with Ray Train.
 
-    Raises `ConfigError` with `every` for DeepSpeed, `auto_find_batch_size`, an elastic group or an
-    unsupported version of transformers, and `SessionMisuseError` outside of a training function.
+    With DeepSpeed the saves are those of `spotfit.deepspeed.Checkpointer`; `train()` raises its
+    errors.
+
+    Raises `ConfigError` with `every` for `auto_find_batch_size`, an elastic group or an unsupported
+    version of transformers, and `SessionMisuseError` outside of a training function.
     """
     if _is_iterable_of_batches(trainer.train_dataset):
         _replace_class(trainer, BatchIterableTrainer)
@@ -177,12 +180,6 @@ def _reject_unknown_loop() -> None:
 
 def _reject_unsupported(trainer: Trainer, *, is_elastic: bool) -> None:
     _reject_unknown_loop()
-    if trainer.is_deepspeed_enabled:
-        raise ConfigError(
-            "prepare_trainer(every=...) does not support DeepSpeed: its optimizer holds copies of "
-            "the weights, which are not the model's.",
-            do="Use save_strategy and RayTrainReportCallback, without every=.",
-        )
     if trainer.args.auto_find_batch_size:
         raise ConfigError(
             "prepare_trainer(every=...) does not support auto_find_batch_size=True, which trains "
