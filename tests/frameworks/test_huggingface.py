@@ -451,6 +451,8 @@ BY_LENGTH = {"train_sampling_strategy": "group_by_length", "length_column_name":
 EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}
 
 
+# Tests of tables have imported lance, whose warning concerns its use in forked loader processes.
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 @pytest.mark.parametrize(
     ("case", "stops"),
     [
