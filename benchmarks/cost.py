@@ -306,12 +306,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         late = late_seeds(args.adversarial)
         print(f"{args.adversarial:,} adversarial markets, {len(late)} deadlines missed: {late[:9]}")
         return 1 if late else 0
-    recordings = list(_read([*(args.traces or [BUNDLED_RECORDINGS])]))
+    folders = args.traces or [BUNDLED_RECORDINGS]
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        parser.error(f"no such folder: {', '.join(missing)}")
+    recordings = list(_read(folders))
     rows: list[CostRow] = []
     for name in args.only:
         for row in MARKETS[name](recordings, args.starts):
             rows.append(row)
             print(_line(row), flush=True)
+    if not rows:
+        parser.error("no recording is long enough for any setting")
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(summary(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from spotfit_localsim.traces import CapacityTrace
 
 MIN_TICK_S = 290.0
 """Recordings with shorter intervals are combined: available is what was so all the time."""
+# Zones such as us-east-1a, and asia-southeast1-b.
+_ZONE = re.compile(r"[a-z]+(-[a-z]+)+-?[0-9]+-?[a-z]?")
 DEFAULT_PRICE_RATIO = 3.0
 """On-demand price divided by spot price, where prices are unknown."""
 
@@ -36,13 +39,16 @@ class MarketRecording:
 
 
 def market_grid(tick_s: float, changeover_s: float) -> MarketGrid:
-    """Return units in which a tick and the changeover time are integers, within 2 per cent."""
+    """Return units in which a tick and the changeover time are integers.
+
+    The changeover time is within 2 per cent, or a hundredth of a tick where it is less than that.
+    """
 
     def error(tick: int) -> float:
         unit_s = tick_s / tick
         return abs(max(1, round(changeover_s / unit_s)) * unit_s - changeover_s) / changeover_s
 
-    sizes = range(4, 41)
+    sizes = range(4, 101)
     tick = next((size for size in sizes if error(size) < 0.02), min(sizes, key=error))
     unit_s = tick_s / tick
     return MarketGrid(unit_s, tick, max(1, round(changeover_s / unit_s)))
@@ -77,10 +83,12 @@ def _least_counts(trace: CapacityTrace, tick_s: float) -> Iterator[int]:
 
 
 def recorded_together(recordings: Sequence[MarketRecording]) -> list[list[MarketRecording]]:
-    """Return the recordings in sets of zones that were recorded at the same time."""
-    sets: dict[tuple[float, int, str], list[MarketRecording]] = {}
+    """Return the recordings in sets of zones of one machine type, recorded at the same time.
+
+    Their names are equal except for the zone, such as `aws_us-east-1a_v100`.
+    """
+    sets: dict[tuple[float, int, tuple[str, ...]], list[MarketRecording]] = {}
     for one in recordings:
-        # Sets of recordings have equal names up to the name of the zone.
-        family = "_".join(one.name.split("_")[:3])
-        sets.setdefault((one.tick_s, len(one.counts), family), []).append(one)
+        parts = (("zone" if _ZONE.fullmatch(part) else part) for part in one.name.split("_"))
+        sets.setdefault((one.tick_s, len(one.counts), tuple(parts)), []).append(one)
     return list(sets.values())

@@ -130,6 +130,14 @@ def check_limits(
     """Yield an error for each contradiction between the limits and what the backend offers."""
     spot = [one for one in plans if one.offer.market is Market.SPOT]
     on_demand = [one for one in plans if one.offer.market is Market.ON_DEMAND]
+    listed = {one.market for one in listing.offers}
+    if not limits.uses_on_demand and listed == {Market.ON_DEMAND}:
+        yield ConfigError(
+            "RunConfig(fallback='never') permits spot machines only, but the backend "
+            f"{backend!r} has only on-demand machines.",
+            do="Remove fallback, or set fallback='on_demand'.",
+        )
+        return
     if not (spot or (on_demand and limits.uses_on_demand)):
         yield _unknown_prices(listing, backend, "any offer that this run may use")
         return
@@ -184,7 +192,8 @@ def _check_start(limits: CostLimits, plans: list[OfferPlan]) -> Iterator[ConfigE
             f"for the training: the start of machines takes {format_seconds(limits.start_time_s)}, "
             f"and {format_seconds(stop_s)} are kept for the last save and the stop, together "
             f"${needed_usd:.2f} on the cheapest machines.",
-            do=f"Set a budget of more than {least_usd:.2f}, or choose cheaper machines.",
+            do=f"Set a budget of more than {least_usd:.2f}, or choose cheaper machines or fewer "
+            "workers.",
         )
 
 

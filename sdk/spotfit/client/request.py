@@ -637,6 +637,9 @@ def _plan_cost(
     )
     listing = query_offers(provisioner, largest_group(request))
     plans, listing = _plan_offers(request, provisioner, listing)
+    listed = {one.market for one in listing.offers}
+    if limits.is_set and request.run.fallback is None and listed == {Market.ON_DEMAND}:
+        limits = replace(limits, uses_on_demand=True)  # "never" would leave no machines
     if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
         return None  # without prices the backends are tried in their order
     spec = cost_spec(limits, plans, now_ms, listed=listing.offers)

@@ -87,6 +87,8 @@ class ElasticGroup:
     min_workers: int
     """Fewer workers train nothing; at least 1."""
     has_deadline: bool
+    has_spot: bool = True
+    """Whether the backend has spot machines at all."""
     workers: Mapping[str, int]
     """The last choice: the number of workers by the name of the offer."""
     standing_offer: str = ""
@@ -118,6 +120,7 @@ def observe_group(view: View, *, is_move_ended: bool = False) -> ElasticGroup:
         max_workers=spec.max_workers,
         min_workers=max(1, spec.min_workers),
         has_deadline=spec.cost.deadline_ms is not None,
+        has_spot=any(one.market is Market.SPOT for one in spec.cost.offers),
         workers=workers,
         standing_offer="" if choice is None else choice.standing_offer,
         round_offers=None
@@ -342,6 +345,10 @@ def _without_goal(
     beside: int,
 ) -> MachinesChosen:
     """Without waiting longer than a start takes, on as few on-demand machines as that permits."""
+    if not (group.has_spot or group.has_deadline):
+        return MachinesChosen(
+            workers={on_demand.name: group.max_workers}, reason="there are no spot machines"
+        )
     # A deadline that may be missed is no reason to train with few machines.
     needed = group.max_workers if group.has_deadline else group.min_workers
     missing = _missing_without_goal(group, spot, cheap, needed=needed, beside=beside)

@@ -61,7 +61,7 @@ class OfferState:
 
     market: Market
     usd_per_hour: float
-    """Includes the network traffic of saves, if the storage is elsewhere."""
+    """Of all machines of the run together."""
     refused_s: float | None = None
     """How long its machines have been refused; None if they run or would be granted."""
     mean_lifetime_s: float = math.inf

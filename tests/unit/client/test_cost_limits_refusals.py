@@ -48,6 +48,11 @@ def test_a_budget_that_does_not_pay_for_start_and_stop_is_an_error() -> None:
     assert errors(budget_usd=21.0) == []
 
 
+def test_spot_machines_only_are_refused_where_there_are_none() -> None:
+    (error,) = errors([a_plan(Market.ON_DEMAND, 1.0)], fallback="never", budget_usd=100)
+    assert "has only on-demand machines" in error
+
+
 def test_such_a_budget_is_reported_once() -> None:
     assert len(errors(budget_usd=19.0, deadline="1h", training_time_s=600)) == 1
 

@@ -37,6 +37,18 @@ def offers(harness: ClientHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "check_latest_checkpoint", lambda *_: None)
 
 
+def test_a_budget_applies_to_on_demand_machines_if_there_are_no_others(
+    harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = OfferListing(offers=OFFERS[1:])
+    monkeypatch.setattr(harness.cloud, "offers", lambda _request: listing, raising=False)
+    start_run(request(harness, budget_usd=100.0))
+    assert harness.view.spec.cost.uses_on_demand
+    choice = harness.view.market.choice
+    assert choice is not None
+    assert list(choice.workers) == [OFFERS[1].name]
+
+
 def request(harness: ClientHarness, **limits: Any) -> FitRequest:
     run = RunConfig(
         name="digits", storage_path=harness.storage_path, training_time_s="40h", **limits

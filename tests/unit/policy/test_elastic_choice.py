@@ -345,6 +345,10 @@ def test_a_fallback_without_deadline_completes_the_minimum_only() -> None:
     assert chosen.standing_offer == "spot"
 
 
+def test_without_spot_machines_all_workers_are_on_demand() -> None:
+    assert decide(a_run(ON_DEMAND, slack_s=None), 0).workers == {"on-demand": 4}
+
+
 def test_a_fallback_without_deadline_ends_once_spot_machines_suffice() -> None:
     run = a_run(slack_s=None)
     run.choose_workers(0, spot=3, on_demand=1)

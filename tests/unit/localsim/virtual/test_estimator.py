@@ -119,12 +119,14 @@ def test_without_a_deadline_on_demand_machines_bridge_long_outages() -> None:
 
 def test_the_cheapest_granted_spot_machines_are_kept_if_others_save_less_than_a_fifth() -> None:
     zones = [
-        MarketRecording("gcp_x_1_a", 600.0, (0,) + (1,) * 71, 1, spot_usd=1.0, on_demand_usd=3.0),
-        MarketRecording("gcp_x_1_b", 600.0, (1,) * 72, 1, spot_usd=1.0, on_demand_usd=3.0),
+        MarketRecording(
+            "x_us-east1-a", 600.0, (0,) + (1,) * 71, 1, spot_usd=1.0, on_demand_usd=3.0
+        ),
+        MarketRecording("x_us-east1-b", 600.0, (1,) * 72, 1, spot_usd=1.0, on_demand_usd=3.0),
     ]
     job = a_job(0.5, 0.6, on_demand_usd=None)
     first, second = RecordedMarkets(zones).replay(job, max_decisions=0)
-    assert (first.recording, second.recording) == ("gcp_x_1_a", "gcp_x_1_b")
+    assert (first.recording, second.recording) == ("x_us-east1-a", "x_us-east1-b")
     assert first.usd == pytest.approx(2 * 0.6 * (10 + 1 / 6))
     assert second.usd == pytest.approx(2 * 0.5 * (10 + 1 / 6))
 
