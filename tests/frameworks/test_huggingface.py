@@ -448,6 +448,7 @@ NEVER = -1
 # Without learning the evaluation does not improve.
 STOPS_EARLY = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 2}
 BY_LENGTH = {"train_sampling_strategy": "group_by_length", "length_column_name": "labels"}
+PERSISTENT_WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}
 
 
@@ -463,6 +464,7 @@ EVALUATES_FIRST = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps"
         ({"arguments": EVALUATES_FIRST}, [3]),
         ({"arguments": BY_LENGTH}, [3, 10]),
         ({"arguments": {"dataloader_num_workers": 1}}, [3]),
+        ({"arguments": PERSISTENT_WORKERS}, [5, 8]),
         ({"arguments": {"accelerator_config": {"use_seedable_sampler": False}}}, [10]),
         ({"arguments": STOPS_EARLY, "patience": 2}, [4]),
     ],
@@ -517,7 +519,7 @@ def test_a_path_to_resume_from_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_session")
-@pytest.mark.parametrize("what", ["auto_find_batch_size", "every", "another number"])
+@pytest.mark.parametrize("what", ["auto_find_batch_size", "every", "another number", "trainer"])
 def test_unsupported_options_are_rejected(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,7 +528,9 @@ def test_unsupported_options_are_rejected(
     monkeypatch.setattr(LocalSnapshotChannel, "outlook", lambda _: outlook)
     every: Any = "sometimes" if what == "every" else 5
     with pytest.raises(spotfit.ConfigError, match=what) as caught:
-        prepare_trainer(trainer, every=every)
+        prepare_trainer(
+            trainer, every=every, extra={"trainer": tiny_bert()} if what == "trainer" else {}
+        )
     assert is_permanent_error(caught.value)
     assert type(trainer) is Trainer
 

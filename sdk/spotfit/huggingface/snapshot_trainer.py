@@ -26,6 +26,8 @@ from spotfit.deepspeed.engine_checkpointer import Checkpointer as EngineCheckpoi
 from spotfit.huggingface.trainer_state import RankState, TrainerProgress
 from spotfit.torch.checkpoint.checkpointer import Checkpointer, TrainingStateCheckpointer
 
+RESERVED_NAMES = frozenset({"trainer", "lr_scheduler"})
+"""Names of saved objects that `extra` must not use."""
 _RESTORED = "restored by spotfit"
 """Passed as the path of a checkpoint, so that the Trainer skips batches and restores RNG states."""
 

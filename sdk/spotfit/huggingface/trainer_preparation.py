@@ -14,7 +14,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.iteration.shard_data_position import is_dataset_shard
-from spotfit.huggingface.snapshot_trainer import SnapshotTrainer, TrainerSnapshots
+from spotfit.huggingface.snapshot_trainer import (
+    RESERVED_NAMES,
+    SnapshotTrainer,
+    TrainerSnapshots,
+)
 from spotfit.model.failure_model import SaveCondition, parse_save_trigger
 from spotfit.worker.training_api import require_session
 
@@ -49,14 +53,16 @@ def prepare_trainer(
     after a restart in the same step of the epoch, without reading the batches before it: weights,
     optimizer, schedule, RNG states, `TrainerState`, callbacks and loss sums. `every`,
     `max_overhead`, `extra` and `save_at_end` are those of `Checkpointer`, counted in optimizer
-    steps. The Trainer's own checkpoints are not needed: pass `save_strategy="no"`. Without `every`
-    the Trainer saves and resumes only as your code says, as with Ray Train.
+    steps. The Trainer's own checkpoints are not needed: pass `save_strategy="no"`. Loader processes
+    are started in each epoch: `dataloader_persistent_workers` becomes False. Without `every` the
+    Trainer saves and resumes only as your code says, as with Ray Train.
 
     With DeepSpeed the saves are those of `spotfit.deepspeed.Checkpointer`; `train()` raises its
     errors.
 
-    Raises `ConfigError` with `every` for `auto_find_batch_size`, an elastic group or an unsupported
-    version of transformers, and `SessionMisuseError` outside of a training function.
+    Raises `ConfigError` with `every` for `auto_find_batch_size`, an elastic group, names in `extra`
+    that are reserved or an unsupported version of transformers, and `SessionMisuseError` outside of
+    a training function.
     """
     if _is_iterable_of_batches(trainer.train_dataset):
         _replace_class(trainer, BatchIterableTrainer)
@@ -70,9 +76,12 @@ def prepare_trainer(
     try:
         parse_save_trigger(every, max_overhead=max_overhead)
         _reject_unsupported(trainer, is_elastic=channel.outlook().allows_resize)
+        _reject_reserved_names(extra or {})
     except ConfigError as error:
         error.details.setdefault("retryable", False)  # a restarted worker would raise it again
         raise
+    # Workers that outlive an epoch draw their seed in the first one only, a resume again.
+    trainer.args.dataloader_persistent_workers = False
     _replace_class(trainer, SnapshotTrainer)
     conditions = list(every) if isinstance(every, list | tuple) else [every]
     trainer.snapshots = TrainerSnapshots(
@@ -175,6 +184,14 @@ def _reject_unknown_loop() -> None:
             f"{transformers.__version__} does not have.",
             do="Install a version of transformers that spotfit[transformers] accepts.",
             retryable=False,
+        )
+
+
+def _reject_reserved_names(extra: Mapping[str, Any]) -> None:
+    if reserved := sorted(RESERVED_NAMES & extra.keys()):
+        raise ConfigError(
+            f"prepare_trainer(extra=...) uses the reserved names {', '.join(reserved)}.",
+            do="Rename these objects.",
         )
 
 

@@ -50,6 +50,11 @@ class CheckpointerArguments(NamedTuple):
 
         Local to this rank: no communication, and no object is changed.
         """
+        if type(self.model).__module__.partition(".")[0] == "deepspeed":
+            raise ConfigError(
+                "model is an engine of DeepSpeed, whose optimizer has copies of the weights.",
+                do="Use spotfit.deepspeed.Checkpointer(engine), also for what Accelerate prepares.",
+            )
         # The parameters of model and optimizers can be compared only if their types are right.
         problems = [*self._problems()] or [*self._parameter_problems()]
         if problems:

@@ -41,6 +41,13 @@ def test_valid_arguments_are_accepted(arguments: dict[str, Any]) -> None:
     CheckpointerArguments(MODEL, **arguments).validate()
 
 
+def test_an_engine_of_deepspeed_is_rejected_with_its_own_checkpointer() -> None:
+    engine = type("DeepSpeedEngine", (nn.Linear,), {"__module__": "deepspeed.runtime.engine"})
+    with pytest.raises(ConfigError, match="engine of DeepSpeed") as caught:
+        CheckpointerArguments(engine(1, 1)).validate()
+    assert "spotfit.deepspeed.Checkpointer" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
