@@ -178,6 +178,7 @@ def of_estimate(estimate: Estimate) -> dict[str, Any]:
         "replays": estimate.replays,
         "as_of": _format_time(estimate.as_of_ms),
         "remarks": estimate.remarks,
+        "rejections": estimate.rejections,
     }
 
 
@@ -195,6 +196,7 @@ def _offer_fields(one: OfferEstimate) -> dict[str, Any]:
         "price_as_of": None if price is None else _format_time(round(price.as_of_s * 1000)),
         "expected_usd": one.expected_usd,
         "on_demand_usd": one.on_demand_usd,
+        "is_rentable": one.is_rentable,
     }
 
 

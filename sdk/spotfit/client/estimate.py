@@ -56,6 +56,8 @@ class OfferEstimate:
     on-demand one; None if a price is unknown."""
     on_demand_usd: float | None
     """Cost on the on-demand offer of the same region and machine type; None if it is unknown."""
+    is_rentable: bool = True
+    """Whether the run may rent it; otherwise it is listed for comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,8 @@ class Estimate:
     limits: EstimateLimits
     earliest_deadline_s: float | None
     """The nearest deadline that on-demand machines guarantee if they arrive within the changeover
-    time; None without on-demand offers, or with fallback="never"."""
+    time; None without on-demand offers of known price that can be rented, or with
+    fallback="never"."""
     worst_case_usd: float | None
     """The higher one of two costs: of on-demand machines for the training time and one changeover,
     if the run may use them, and of the replay that costs most; with the largest number of feeders.
@@ -107,6 +110,8 @@ class Estimate:
     """What the user must know about prices, recordings and assumptions, one sentence each."""
     feeders: FeederEstimate | None = None
     """None if the run rents no machines for feeders."""
+    rejections: tuple[str, ...] = ()
+    """Why `fit()` rejects deadline, budget or fallback; empty if it accepts them."""
 
     @property
     def usd(self) -> Distribution | None:
@@ -125,7 +130,7 @@ class Estimate:
     def is_guaranteed(self) -> bool:
         """Whether the deadline is kept within the budget if on-demand machines arrive in time."""
         limits = self.limits
-        if limits.deadline_s is None or self.earliest_deadline_s is None:
+        if limits.deadline_s is None or self.earliest_deadline_s is None or self.rejections:
             return False
         if limits.deadline_s < self.earliest_deadline_s:
             return False
@@ -169,7 +174,7 @@ def format_estimate(estimate: Estimate) -> list[str]:
     lines += ["", *_table(list(_offer_rows(estimate))), ""]
     if estimate.feeders is not None:
         lines.append(_feeder_line(estimate.feeders))
-    if any(one.offer.market is Market.SPOT for one in estimate.offers):
+    if _rents_spot(estimate):
         lines.append(_source_of_outages(estimate))
     return [*lines, *estimate.remarks]
 
@@ -184,6 +189,7 @@ def guarantee_lines(estimate: Estimate) -> list[str]:
     """Return whether the deadline can be guaranteed and at which cost, in sentences."""
     limits, earliest_s = estimate.limits, estimate.earliest_deadline_s
     lines = [f"{_guarantee(estimate)}: {_costs(estimate)}."]
+    lines += [f"fit() rejects these limits: {reason}" for reason in estimate.rejections]
     if earliest_s is not None:
         lines.append(
             f"The earliest deadline that can be guaranteed is in {_rounded_up(earliest_s)}, if "
@@ -196,7 +202,7 @@ def guarantee_lines(estimate: Estimate) -> list[str]:
             f"{_percent(estimate.unfinished_share)} of the replays are not finished in ten times "
             "the training time."
         )
-    if estimate.budget_share is not None:
+    if estimate.budget_share is not None and not estimate.rejections:
         lines.append(
             f"The budget of {format_usd(limits.budget_usd)} suffices in "
             f"{_percent(estimate.budget_share)} of the replays."
@@ -205,27 +211,34 @@ def guarantee_lines(estimate: Estimate) -> list[str]:
 
 
 def _guarantee(estimate: Estimate) -> str:
-    limits, earliest_s = estimate.limits, estimate.earliest_deadline_s
-    if all(one.offer.market is Market.ON_DEMAND for one in estimate.offers):
-        only = "The backend offers no spot machines"
+    limits = estimate.limits
+    if not _rents_spot(estimate):
+        only = "The run rents no spot machines"
         return only if limits.deadline_s is None else f"{only}. {_deadline(estimate)}"
     if limits.deadline_s is None and limits.uses_on_demand:
         return "There is no deadline; on-demand machines are used while spot is refused"
     if limits.deadline_s is None:
         return "Without a deadline the run waits for spot machines"
-    if earliest_s is None and limits.fallback == "never":
-        return 'The deadline cannot be guaranteed with fallback="never"'
     return _deadline(estimate)
+
+
+def _rents_spot(estimate: Estimate) -> bool:
+    return any(one.is_rentable and one.offer.market is Market.SPOT for one in estimate.offers)
 
 
 def _deadline(estimate: Estimate) -> str:
     limits, earliest_s = estimate.limits, estimate.earliest_deadline_s
     if estimate.is_guaranteed:
         return "The deadline can be guaranteed"
+    if earliest_s is None and limits.fallback == "never":
+        return 'The deadline cannot be guaranteed with fallback="never"'
     if earliest_s is None:
-        return "The deadline cannot be guaranteed without on-demand offers"
+        return (
+            "The deadline cannot be guaranteed without on-demand offers of known price that can "
+            "be rented"
+        )
     assert limits.deadline_s is not None
-    if limits.deadline_s < earliest_s:
+    if limits.budget_usd is None or limits.deadline_s < earliest_s:
         return f"The deadline in {format_seconds(limits.deadline_s)} cannot be guaranteed"
     return f"The deadline cannot be guaranteed for {format_usd(limits.budget_usd)}"
 
@@ -312,7 +325,7 @@ def _offer_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
             f"{one.machines} {offer.machine_type}".strip(),
             price,
             _source(one, estimate.as_of_ms),
-            format_usd(one.expected_usd),
+            format_usd(one.expected_usd) if one.is_rentable else "-",
             format_usd(one.on_demand_usd),
         )
 

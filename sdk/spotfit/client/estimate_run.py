@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spotfit.client.cost_limits import OfferPlan, feeder_cost_usd, read_limits
+from spotfit.client.cost_plan import CostPlan, plan_cost
 from spotfit.client.estimate import (
     Estimate,
     EstimateLimits,
@@ -27,11 +28,17 @@ from spotfit.client.estimate import (
     format_confirmation,
 )
 from spotfit.client.feeder_plan import plan_feeders
-from spotfit.client.request import FitRequest, largest_group, plan_group
+from spotfit.client.request import (
+    FitRequest,
+    largest_group,
+    may_rent_validation,
+    plan_group,
+)
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, RunCancelledError
 from spotfit.core.units import format_seconds, parse_seconds
 from spotfit.host import plugins, system
+from spotfit.model.group import GroupPlan
 from spotfit.model.offer import Market, Offer
 from spotfit.model.replay import (
     MarketReplay,
@@ -42,7 +49,6 @@ from spotfit.model.replay import (
 )
 from spotfit.model.spec import FeederSpec, RunTiming
 from spotfit.provision.api import Traits
-from spotfit.provision.offers import list_offers
 
 ENTRY_POINT_GROUP = "spotfit.estimators"
 ASSUMED_PRICE_RATIO = 3.0
@@ -78,15 +84,21 @@ def estimate_request(
     request = replace(request, run=replace(request.run, **given))
     folder = None if recordings is None else Path(recordings)
     markets: MarketReplay = plugins.load(ENTRY_POINT_GROUP, "recorded")(folder)
-    provisioner = plan_group(request).provisioner
-    feeders = request.feeder_spec
-    if feeders is not None:
-        workers = largest_group(request)
-        feeders = plan_feeders(feeders, provisioner, workers, needs_price=True)
+    provisioner, default = plan_group(request)
+    workers, feeders = largest_group(request), request.feeder_spec
     limits = estimate_limits(request.run, provisioner.traits, changeover, restart)
-    listing = list_offers(provisioner, largest_group(request))
-    planned = [(one, provisioner.plan(largest_group(request, one))) for one in listing.offers]
-    plans = [OfferPlan(offer, plan.num_nodes, plan.slots_per_node) for offer, plan in planned]
+    if feeders is not None:
+        feeders = plan_feeders(feeders, provisioner, workers, needs_price=True)
+    cost = plan_cost(
+        request.run,
+        provisioner,
+        workers,
+        system.wall_ms(),
+        feeders=feeders,
+        rents_validation=may_rent_validation(request),
+    )
+    limits = replace(limits, uses_on_demand=cost.limits.uses_on_demand)
+    plans = _rented_offers(cost, provisioner.traits)
     scaling = request.scaling
     estimate = compute_estimate(
         plans,
@@ -95,8 +107,42 @@ def estimate_request(
         min_workers=scaling.min_workers,
         max_workers=scaling.max_workers,
         feeders=feeders,
+        others=_other_offers(cost, plans, default),
+        rejections=tuple(error.message for error in cost.errors(cost.limits)),
     )
-    return replace(estimate, remarks=(*listing.remarks, *estimate.remarks))
+    return replace(estimate, remarks=(*cost.listing.remarks, *estimate.remarks))
+
+
+def _rented_offers(cost: CostPlan, traits: Traits) -> list[OfferPlan]:
+    """Return the offers that the run may rent. Raises `ConfigError` if there are none."""
+    if not cost.rentable:
+        raise ConfigError(
+            f"The backend {cost.backend!r} lists no offers that can be rented. "
+            f"{' '.join(cost.listing.remarks)}".rstrip(),
+            do="Change the options of the backend so that they allow an offer.",
+        )
+    if cost.limits.is_set or traits.spot:
+        return cost.rentable
+    # Without limits the backend chooses, here on-demand machines.
+    return _on(Market.ON_DEMAND, cost.rentable) or cost.rentable
+
+
+def _other_offers(
+    cost: CostPlan, plans: Sequence[OfferPlan], default: GroupPlan
+) -> list[OfferPlan]:
+    """Return the other offers that the backend lists, with machines like those of `plans`.
+
+    `default` is the plan of the backend without an offer.
+    """
+    names = {one.offer.name for one in plans}
+    others = [offer for offer in cost.listing.offers if offer.name not in names]
+    return [
+        next(
+            (one._replace(offer=offer) for one in plans if _is_same_machine(one.offer, offer)),
+            OfferPlan(offer, default.num_nodes, default.slots_per_node),
+        )
+        for offer in others
+    ]
 
 
 def estimate_limits(
@@ -159,10 +205,13 @@ def compute_estimate(
     min_workers: int,
     max_workers: int,
     feeders: FeederSpec | None = None,
+    others: Sequence[OfferPlan] = (),
+    rejections: tuple[str, ...] = (),
 ) -> Estimate:
     """Return the estimate of a run on these offers and markets.
 
-    The plans are those of `max_workers`; with fewer `min_workers` the group is elastic.
+    The plans are those of `max_workers`; with fewer `min_workers` the group is elastic. `others`
+    are offers that the run may not rent, for comparison; `rejections` as in `Estimate`.
     """
     fed = _estimate_feeders(feeders, limits)
     expected_usd, highest_usd = (fed.expected_usd, fed.highest_usd) if fed else (0.0, 0.0)
@@ -192,7 +241,7 @@ def compute_estimate(
     on_demand_usd = min((one.usd_per_hour * hours for one in on_demand if is_priced), default=0.0)
     worst_usd = max(*costs, on_demand_usd) if costs else None
     is_late = [one.is_late for one in outcomes]
-    can_fall_back = limits.fallback != "never" and bool(_on(Market.ON_DEMAND, plans))
+    can_fall_back = limits.fallback != "never" and bool(_priced(_on(Market.ON_DEMAND, plans)))
     return Estimate(
         workers=max_workers,
         min_workers=min_workers,
@@ -202,13 +251,14 @@ def compute_estimate(
         costs_usd=() if expected_usd is None else tuple(usd + expected_usd for usd in costs),
         finish_s=distribution([_finished(one, one.finish_s) for one in outcomes]),
         deadline_share=None if limits.deadline_s is None else 1 - sum(is_late) / len(is_late),
-        offers=tuple(_offer_table(plans, limits, replay_mean)),
+        offers=tuple(_offer_table(plans, others, limits, replay_mean)),
         recordings=tuple(markets.names),
         replays=len(outcomes),
         unfinished_share=sum(one.finish_s is None for one in outcomes) / len(outcomes),
         as_of_ms=system.wall_ms(),
         remarks=(*markets.remarks, *_price_remarks(plans, used), *_group_remarks(group)),
         feeders=fed,
+        rejections=rejections,
     )
 
 
@@ -230,8 +280,14 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _used_offers(plans: Sequence[OfferPlan], limits: EstimateLimits) -> list[OfferPlan]:
-    """The offers that are replayed: those with a price, of each market that may be used."""
-    spot, on_demand = _priced(_on(Market.SPOT, plans)), _priced(_on(Market.ON_DEMAND, plans))
+    """The offers that are replayed: those with a price, of each market that may be used.
+
+    Those without a price only if the run needs them.
+    """
+    spot, on_demand = _on(Market.SPOT, plans), _on(Market.ON_DEMAND, plans)
+    if limits.uses_on_demand and _priced(on_demand):
+        return [*_priced(spot), *_priced(on_demand)]
+    spot, on_demand = _priced(spot) or spot, _priced(on_demand) or on_demand
     return [*spot, *on_demand] if limits.uses_on_demand or not spot else spot
 
 
@@ -240,7 +296,7 @@ def _on(market: Market, plans: Sequence[OfferPlan]) -> list[OfferPlan]:
 
 
 def _priced(plans: list[OfferPlan]) -> list[OfferPlan]:
-    return [one for one in plans if one.offer.price] or plans
+    return [one for one in plans if one.offer.price]
 
 
 def _replayed_job(
@@ -275,25 +331,28 @@ def _replayed_job(
 
 def _offer_table(
     plans: Sequence[OfferPlan],
+    others: Sequence[OfferPlan],
     limits: EstimateLimits,
     replay_mean: Callable[[Sequence[OfferPlan], float], float],
 ) -> list[OfferEstimate]:
     """`replay_mean` returns the mean cost with these offers, in a share of the computing time."""
     expected = _expected_on_spot(plans, limits, replay_mean)
     hours = (limits.training_time_s + limits.changeover_s) / 3600
-    on_demand = [one for one in _on(Market.ON_DEMAND, plans) if one.offer.price]
+    on_demand = _priced(_on(Market.ON_DEMAND, [*plans, *others]))
     table = []
-    for one in plans:
+    for one in (*plans, *others):
         twins = [other for other in on_demand if _is_same_machine(one.offer, other.offer)]
-        expected_usd = expected.get(_cost_key(one)) if one.offer.price else None
-        if one in on_demand:
-            expected_usd = one.usd_per_hour * hours
+        expected_usd = None
+        if one.offer.price and one not in others:
+            is_spot = one.offer.market is Market.SPOT
+            expected_usd = expected.get(_cost_key(one)) if is_spot else one.usd_per_hour * hours
         table.append(
             OfferEstimate(
                 offer=one.offer,
                 machines=one.machines,
                 expected_usd=expected_usd,
                 on_demand_usd=min((twin.usd_per_hour * hours for twin in twins), default=None),
+                is_rentable=one not in others,
             )
         )
     return table
@@ -306,10 +365,10 @@ def _expected_on_spot(
 ) -> dict[tuple[float, int], float]:
     """Mean cost with one spot offer and, if it may be used, the cheapest on-demand one."""
     on_demand = _on(Market.ON_DEMAND, plans)
-    priced = [one for one in on_demand if one.offer.price]
+    priced = _priced(on_demand)
     fallback = [min(priced, key=lambda one: one.usd_per_hour)] if priced else on_demand[:1]
     # Offers with equal prices have equal replays.
-    spot = {_cost_key(one): one for one in _on(Market.SPOT, plans) if one.offer.price}
+    spot = {_cost_key(one): one for one in _priced(_on(Market.SPOT, plans))}
     expected = {}
     for key, one in spot.items():
         used = _used_offers([one, *fallback], limits)

@@ -22,16 +22,9 @@ import msgspec
 
 from spotfit.checkpoint.checkpoint_dir import StorageLocation
 from spotfit.checkpoint.committed import check_present
-from spotfit.client.cost_limits import (
-    CostLimits,
-    OfferPlan,
-    check_limits,
-    cost_spec,
-    limits_after,
-    read_limits,
-)
+from spotfit.client.cost_limits import read_limits
+from spotfit.client.cost_plan import CostPlan, plan_cost
 from spotfit.client.feeder_plan import feeder_request, plan_feeders
-from spotfit.client.offer_query import query_offers
 from spotfit.client.run_config import (
     DEFAULT_STORAGE_PATH,
     RunConfig,
@@ -60,7 +53,7 @@ from spotfit.host.env import ignored_ray_variables
 from spotfit.ledger.journal import read_run_id
 from spotfit.model.config import FailureConfig, ScalingConfig
 from spotfit.model.group import GroupPlan, GroupRequest, Software
-from spotfit.model.offer import Market, Offer
+from spotfit.model.offer import Market
 from spotfit.model.spec import (
     CostSpec,
     FailureLimits,
@@ -77,7 +70,6 @@ from spotfit.provision import feeder_backend
 from spotfit.provision.api import Provisioner, open_client, prewarm
 from spotfit.provision.combined import NAME as COMBINED_NAME
 from spotfit.provision.feeder_backend import backends_of
-from spotfit.provision.offers import OfferListing
 from spotfit.provision.profile import (
     non_default_options,
     open_provisioner,
@@ -425,7 +417,7 @@ def plan_group(request: FitRequest) -> PlannedGroup:
     return PlannedGroup(provisioner, provisioner.plan(largest_group(request)))
 
 
-def largest_group(request: FitRequest, offer: Offer | None = None) -> GroupRequest:
+def largest_group(request: FitRequest) -> GroupRequest:
     """Return a request for the maximum number of workers, for questions before the start.
 
     An elastic run may grow to it, and its plan is the one most likely to be invalid.
@@ -435,7 +427,6 @@ def largest_group(request: FitRequest, offer: Offer | None = None) -> GroupReque
         num_workers=request.scaling.max_workers,
         total_workers=request.scaling.max_workers,
         resources_per_worker=request.scaling.worker_resources,
-        offer=offer,
     )
 
 
@@ -591,63 +582,36 @@ def _probe_store(store: Store) -> None:
     return probe_create(store)  # the last attempt: its error is the one that is reported
 
 
-class _CostPlan(NamedTuple):
-    """The limits of the cost, and the offers that the run may use."""
-
-    limits: CostLimits
-    plans: list[OfferPlan]
-    listing: OfferListing
-    backend: str
-    workers: int
-    spec: CostSpec
-
-    def check(self, limits: CostLimits) -> None:
-        """Raise `ConfigError`, or `ConfigErrors` with all contradictions to `limits`."""
-        checks = ErrorCollector()
-        for error in check_limits(limits, self.plans, self.listing, backend=self.backend):
-            checks.add(error)
-        checks.raise_all()
-
-    def check_continued(self, view: JournalView) -> None:
-        """Check the limits of a fit that continues the run of `view`; raises as `check`."""
-        now_ms = system.wall_ms()
-        self.check(limits_after(self.limits, view, now_ms, workers=self.workers))
-
-
 def _plan_cost(
     request: FitRequest,
     provisioner: Provisioner,
     storage: Store,
     feeders: FeederSpec | None,
-) -> _CostPlan | None:
-    """Return the limits of the cost with the offers that the run may use; rents nothing.
+) -> CostPlan | None:
+    """Return the limits of the cost with the offers that the run may rent; rents nothing.
 
     None if the backend may choose the machines.
     """
-    workers_backend = next(backends_of(provisioner)).name
     # Without limits no other clock is needed.
     limits = read_limits(request.run, provisioner.traits, system.wall_ms())
-    is_combined = workers_backend == COMBINED_NAME
+    is_combined = next(backends_of(provisioner)).name == COMBINED_NAME
     if not limits.is_set and not is_combined:
         return None
-    now_ms = system.wall_ms() + _clock_offset_ms(storage)
-    limits = replace(
-        read_limits(request.run, provisioner.traits, now_ms, feeders),
-        rents_validation=_may_rent_validation(request),
+    plan = plan_cost(
+        request.run,
+        provisioner,
+        largest_group(request),
+        system.wall_ms() + _clock_offset_ms(storage),
+        feeders=feeders,
+        rents_validation=may_rent_validation(request),
     )
-    listing = query_offers(provisioner, largest_group(request))
-    plans, listing = _plan_offers(request, provisioner, listing)
-    listed = {one.market for one in listing.offers}
-    if limits.is_set and request.run.fallback is None and listed == {Market.ON_DEMAND}:
-        limits = replace(limits, uses_on_demand=True)  # "never" would leave no machines
-    if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plans):
+    if not limits.is_set and not any(one.offer.market is Market.SPOT for one in plan.plans):
         return None  # without prices the backends are tried in their order
-    spec = cost_spec(limits, plans, now_ms, listed=listing.offers)
-    workers = request.scaling.max_workers
-    return _CostPlan(limits, plans, listing, workers_backend, workers, spec)
+    return plan
 
 
-def _may_rent_validation(request: FitRequest) -> bool:
+def may_rent_validation(request: FitRequest) -> bool:
+    """Return whether validations may have machines of their own."""
     return request.validation is not None and request.validation.own_machine is not False
 
 
@@ -656,23 +620,6 @@ def _plan_feeders(request: FitRequest, provisioner: Provisioner) -> FeederSpec |
     if spec is None:
         return None
     return plan_feeders(spec, provisioner, largest_group(request), needs_price=has_budget)
-
-
-def _plan_offers(
-    request: FitRequest, provisioner: Provisioner, listing: OfferListing
-) -> tuple[list[OfferPlan], OfferListing]:
-    """Return the offers that the run may rent, and the listing with the reasons for the others."""
-    plans, remarks = [], list(listing.remarks)
-    for offer in listing.offers:
-        if offer.price is None:
-            continue
-        try:
-            plan = provisioner.plan(largest_group(request, offer))
-        except ConfigError as error:  # such as on-demand machines without a queue
-            remarks.append(error.message)
-        else:
-            plans.append(OfferPlan(offer, plan.num_nodes))
-    return plans, OfferListing(listing.offers, tuple(remarks))
 
 
 def _clock_offset_ms(storage: Store) -> int:
@@ -788,7 +735,7 @@ def _check_provisioner(request: FitRequest) -> Provisioner:
     backend = plan_group(request)
     _open_client(backend.provisioner)
     # Otherwise unavailable resources would be detected only when the machines are requested.
-    if request.validation is not None and _may_rent_validation(request):
+    if request.validation is not None and may_rent_validation(request):
         backend.provisioner.plan(
             GroupRequest(
                 token=PREFLIGHT_TOKEN,

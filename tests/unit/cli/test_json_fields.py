@@ -40,11 +40,12 @@ CHECKPOINT = "name step size_bytes metrics reason read_error content"
 ESTIMATE = (
     "workers min_workers training_time_s changeover_s restart_s deadline_s budget_usd "
     "uses_on_demand is_guaranteed earliest_deadline_s worst_case_usd usd finish_s deadline_share "
-    "budget_share unfinished_share offers feeders recordings replays as_of remarks"
+    "budget_share unfinished_share offers feeders recordings replays as_of remarks "
+    "rejections"
 )
 ESTIMATED_OFFER = (
     "name market region zone machine_type machines usd_per_hour price_source price_as_of "
-    "expected_usd on_demand_usd"
+    "expected_usd on_demand_usd is_rentable"
 )
 DISTRIBUTION = "mean median p5 p95 highest"
 CONTENT = "step epoch world_size tensors parameters shared_bytes"

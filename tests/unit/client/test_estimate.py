@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,7 @@ def test_a_training_that_may_not_finish_has_no_finite_mean() -> None:
         ({"budget_usd": 60.9}, {}, False),
         ({"budget_usd": 99.0}, {"worst_case_usd": None}, False),
         ({}, {"worst_case_usd": None}, True),
+        ({}, {"rejections": ("No.",)}, False),
     ],
 )
 def test_a_deadline_is_guaranteed_in_time_and_within_the_budget(
@@ -100,14 +102,24 @@ def test_a_deadline_is_guaranteed_in_time_and_within_the_budget(
         ({"budget_usd": 40}, {}, "The deadline cannot be guaranteed for $40.00: worst case $61.00"),
         ({"deadline_s": HOUR_S}, {}, "The deadline in 60.0 min cannot be guaranteed: worst"),
         ({"fallback": "never"}, {"earliest_deadline_s": None}, 'with fallback="never": worst'),
-        ({}, {"earliest_deadline_s": None}, "cannot be guaranteed without on-demand offers: worst"),
+        (
+            {"fallback": "never"},
+            {"earliest_deadline_s": None, "offers": (an_offer(Market.ON_DEMAND),)},
+            'no spot machines. The deadline cannot be guaranteed with fallback="never": worst',
+        ),
+        ({}, {"rejections": ("No.",)}, "The deadline in 60.0 h cannot be guaranteed: worst"),
+        (
+            {},
+            {"earliest_deadline_s": None},
+            "offers of known price that can be rented: worst",
+        ),
         (
             {"deadline_s": None, "uses_on_demand": False},
             {},
             "Without a deadline the run waits for spot machines: worst",
         ),
         ({"deadline_s": None}, {}, "on-demand machines are used while spot is refused: worst"),
-        ({}, {"offers": (an_offer(Market.ON_DEMAND),)}, "The backend offers no spot machines. The"),
+        ({}, {"offers": (an_offer(Market.ON_DEMAND),)}, "The run rents no spot machines. The"),
         ({}, {"costs_usd": ()}, "The deadline can be guaranteed: the cost is unknown."),
     ],
 )
@@ -115,6 +127,27 @@ def test_the_guarantee_is_stated_with_its_cost(
     limits: dict[str, Any], fields: dict[str, Any], sentence: str
 ) -> None:
     assert sentence in str(an_estimate(limits=limits, **fields))
+
+
+def test_the_reasons_for_which_fit_rejects_the_limits_replace_the_share_of_the_budget() -> None:
+    shown = str(an_estimate(limits={"budget_usd": 99.0}, rejections=("One.", "Two."))).split("\n")
+    assert "fit() rejects these limits: One." in shown
+    assert "fit() rejects these limits: Two." in shown
+    assert not any("suffices" in line for line in shown)
+    assert "fit() rejects" not in str(an_estimate())
+
+
+def test_an_offer_that_cannot_be_rented_is_in_the_table_for_comparison() -> None:
+    twin = replace(an_offer(Market.ON_DEMAND, 3.0), is_rentable=False, on_demand_usd=9.0)
+    rows = [one for one in str(an_estimate(offers=(an_offer(), twin))).split("\n") if "g5." in one]
+    assert rows[1].split()[-2:] == ["-", "$9.00"]
+
+
+def test_spot_offers_for_comparison_only_are_not_rented() -> None:
+    spot = replace(an_offer(), is_rentable=False)
+    shown = str(an_estimate(offers=(spot, an_offer(Market.ON_DEMAND))))
+    assert "The run rents no spot machines" in shown
+    assert "recorded markets of other machines" not in shown
 
 
 def test_shares_are_not_rounded_up_to_certainty() -> None:

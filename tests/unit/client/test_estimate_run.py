@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotfit.client import estimate_run
+from spotfit.client import cost_plan
 from spotfit.client.cost_limits import OfferPlan
 from spotfit.client.estimate import Estimate, EstimateLimits
 from spotfit.client.estimate_run import (
@@ -22,12 +22,14 @@ from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError, RunCancelledError
 from spotfit.host import plugins
 from spotfit.model.config import ScalingConfig
+from spotfit.model.group import GroupPlan, GroupRequest
 from spotfit.model.offer import Market, Offer, Price
 from spotfit.model.replay import ReplayedGroup, ReplayedJob, ReplayOutcome
 from spotfit.model.spec import FeederSpec, RunTiming
 from spotfit.provision.api import Traits
 from spotfit.provision.offers import OfferListing
 from tests.unit.client.harness import ClientHarness
+from tests.unit.control.fake_provisioner import FakeProvisioner
 
 HOUR_S = 3600.0
 MACHINE_HOURS = 2 * (10 + 1 / 6)
@@ -227,19 +229,53 @@ def test_offers_without_a_price_are_not_used_beside_others() -> None:
     assert found.remarks[-1] == "Offers whose price is unknown are not used: bspot."
 
 
-@pytest.mark.parametrize(("spot", "on_demand"), [(None, 3.0), (1.0, None), (None, None)])
-def test_unknown_prices_make_the_cost_unknown_but_not_the_times(
-    spot: float | None, on_demand: float | None
-) -> None:
-    offers = an_offer(Market.SPOT, spot), an_offer(Market.ON_DEMAND, on_demand)
+@pytest.mark.parametrize("spot", [1.0, None])
+def test_unknown_prices_make_the_cost_unknown_but_not_the_times(spot: float | None) -> None:
+    offers = an_offer(Market.SPOT, spot), an_offer(Market.ON_DEMAND, None)
     markets = RecordingMarkets()
     found = estimate(*offers, markets=markets, deadline_s=20 * HOUR_S)
     assert (found.usd, found.worst_case_usd) == (None, None)
-    assert (found.offers[0].expected_usd, found.is_guaranteed) == (None, True)
+    assert found.offers[0].expected_usd is None
+    assert (found.earliest_deadline_s, found.is_guaranteed) == (None, False)
     assert found.finish_s.mean == pytest.approx(10 * HOUR_S + 600)
     assert "The cost is unknown" in found.remarks[-1]
     replayed = [one.usd_per_hour for one in markets.jobs[0].offers]
     assert replayed[1] == 3 * replayed[0]
+
+
+def test_a_run_with_fallback_does_not_use_spot_offers_without_a_price() -> None:
+    markets = RecordingMarkets()
+    found = estimate(
+        an_offer(Market.SPOT, None), ON_DEMAND, markets=markets, deadline_s=20 * HOUR_S
+    )
+    assert [one.market for one in markets.jobs[0].offers] == [Market.ON_DEMAND]
+    assert found.worst_case_usd == pytest.approx(3.0 * MACHINE_HOURS)
+    assert found.is_guaranteed
+
+
+def test_other_offers_are_compared_but_neither_rented_nor_a_guarantee() -> None:
+    markets = RecordingMarkets()
+    limits = EstimateLimits(
+        training_time_s=10 * HOUR_S,
+        deadline_s=20 * HOUR_S,
+        changeover_s=600.0,
+        restart_s=60.0,
+        uses_on_demand=True,
+    )
+    found = compute_estimate(
+        [OfferPlan(SPOT, 2)],
+        limits,
+        markets,
+        min_workers=2,
+        max_workers=2,
+        others=[OfferPlan(ON_DEMAND, 2)],
+    )
+    assert {one.market for job in markets.jobs for one in job.offers} == {Market.SPOT}
+    assert (found.earliest_deadline_s, found.is_guaranteed) == (None, False)
+    assert found.worst_case_usd == pytest.approx(1.0 * MACHINE_HOURS)
+    spot, other = found.offers
+    assert (spot.is_rentable, other.is_rentable, other.expected_usd) == (True, False, None)
+    assert spot.on_demand_usd == other.on_demand_usd == pytest.approx(3.0 * MACHINE_HOURS)
 
 
 # --- Inputs ---------------------------------------------------------------------------------------
@@ -291,7 +327,7 @@ def markets(monkeypatch: pytest.MonkeyPatch) -> RecordingMarkets:
     found = RecordingMarkets()
     monkeypatch.setattr(plugins, "load", lambda _group, _name: lambda _folder: found)
     listing = OfferListing((SPOT, ON_DEMAND), ("A remark.",))
-    monkeypatch.setattr(estimate_run, "list_offers", lambda _provisioner, _request: listing)
+    monkeypatch.setattr(cost_plan, "query_offers", lambda _provisioner, _request: listing)
     return found
 
 
@@ -307,6 +343,58 @@ def test_the_machines_are_those_that_the_backend_plans(
     assert found.remarks[0] == "A remark."
     assert found.remarks[-1].startswith("Machines that leave or join the elastic group interrupt")
     assert not harness.cloud.submitted_tokens
+
+
+class SpotOnlyCloud(FakeProvisioner):
+    """A cloud that lists on-demand machines for comparison."""
+
+    def plan(self, request: GroupRequest) -> GroupPlan:
+        if request.offer is not None and request.offer.market is not Market.SPOT:
+            raise ConfigError("On-demand machines cannot be rented.", do="Rent spot machines.")
+        return super().plan(request)
+
+
+def test_offers_that_cannot_be_rented_are_left_out_and_named(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, markets: RecordingMarkets
+) -> None:
+    harness = ClientHarness(tmp_path, monkeypatch)
+    harness.cloud = SpotOnlyCloud()
+    found = estimate_request(harness.request(), {"training_time_s": "10h", "deadline": "20h"})
+    assert [one.market for one in markets.jobs[0].offers] == [Market.SPOT]
+    assert [(one.machines, one.is_rentable) for one in found.offers] == [(2, True), (2, False)]
+    assert "On-demand machines cannot be rented." in found.remarks
+    (reason,) = found.rejections
+    assert "needs the price of on-demand machines, to which the run falls back" in reason
+    assert not found.is_guaranteed
+
+
+def test_a_backend_without_rentable_offers_is_an_error(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, markets: RecordingMarkets
+) -> None:
+    harness = ClientHarness(tmp_path, monkeypatch)
+    harness.cloud = SpotOnlyCloud()
+    listing = OfferListing((ON_DEMAND,))
+    monkeypatch.setattr(cost_plan, "query_offers", lambda _provisioner, _request: listing)
+    with pytest.raises(ConfigError, match=r"no offers .* On-demand machines cannot be rented\."):
+        estimate_request(harness.request(), {"training_time_s": "10h"})
+    assert not markets.jobs
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [({}, [Market.ON_DEMAND]), ({"deadline": "20h"}, [Market.SPOT, Market.ON_DEMAND])],
+)
+def test_without_limits_the_backend_chooses_the_market(
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    markets: RecordingMarkets,
+    settings: dict[str, Any],
+    used: list[Market],
+) -> None:
+    harness = ClientHarness(tmp_path, monkeypatch)
+    harness.cloud = FakeProvisioner(spot=False)
+    estimate_request(harness.request(), {"training_time_s": "10h", **settings})
+    assert [one.market for one in markets.jobs[0].offers] == used
 
 
 # --- Confirmation ---------------------------------------------------------------------------------
@@ -369,7 +457,7 @@ def test_an_unknown_cost_is_confirmed(
     harness: ClientHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listing = OfferListing((an_offer(Market.SPOT, None),))
-    monkeypatch.setattr(estimate_run, "list_offers", lambda _provisioner, _request: listing)
+    monkeypatch.setattr(cost_plan, "query_offers", lambda _provisioner, _request: listing)
     (question,) = confirm(harness, 1e9, "y")
     assert "the cost is unknown" in question
 
