@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from spotfit.client.run_handle import attach
 from spotfit.core.errors import BudgetExhaustedError
 from spotfit.model.events import (
     CheckpointCommitted,
+    DeadlineAtRisk,
     GroupSubmitted,
     MachinesChosen,
     RoundClosed,
@@ -79,7 +81,43 @@ def test_a_run_falls_back_to_on_demand_machines_and_returns(example: Any, cloud:
     assert markets == ["spot", "on_demand", "spot"]
     on_demand, last = cloud.machines()[1:]
     assert last["started_at_s"] < on_demand["ended_at_s"], "the new machine starts first"
+    assert result.deadline is not None
+    assert result.deadline.slack_s is not None
+    assert result.deadline.slack_s > 0
+    assert not result.deadline.risks
     assert_same_bill(result.cost, cloud)
+
+
+def test_a_deadline_that_is_missed_is_reported_during_and_after_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first checkpoint has no progress; from those that follow the lateness is predicted."""
+
+    def train() -> None:
+        for step in range(1, 27):
+            time.sleep(0.5)  # a step of real work
+            (tmp_path / f"{step}").mkdir()
+            spotfit.report(
+                {"step": step},
+                checkpoint=spotfit.Checkpoint.from_directory(tmp_path / f"{step}"),
+                progress=None if step == 1 else step / 26,
+            )
+
+    run = spotfit.RunConfig(name="late", storage_path=str(tmp_path / "runs"), deadline="12s")
+    provisioner = 'local?nodes=1&prices={"*":{"on_demand":2}}'
+    result = spotfit.DataParallelTrainer(train, run_config=run, provisioner=provisioner).fit()
+    assert result.deadline is not None
+    assert result.deadline.slack_s is not None
+    assert result.deadline.slack_s < 0
+    url = f"{tmp_path}/runs/late"
+    risks = [event.risk for event in events_of(url) if isinstance(event, DeadlineAtRisk)]
+    assert risks == ["no_progress", "late"]
+    assert "the deadline cannot be met: " in result.deadline.risks[1], "before it has passed"
+    assert attach(url).status().deadline == result.deadline
+    printed = capfd.readouterr().err
+    for reason in result.deadline.risks:
+        assert f'WARNING deadline.at_risk reason="{reason}"' in printed
+    assert "; deadline missed by " in printed
 
 
 @pytest.mark.timeout(120)

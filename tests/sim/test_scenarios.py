@@ -9,6 +9,7 @@ from spotfit.core.ids import Token
 from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
+    DeadlineAtRisk,
     FailureCause,
     FitEnded,
     FitStarted,
@@ -73,6 +74,7 @@ from spotfit_localsim.virtual.scenario_library import (
     worker_crashes_within_budget,
 )
 from spotfit_localsim.virtual.sim_cloud import SimCloudProvisioner
+from spotfit_localsim.virtual.sim_workers import SimWorker
 from spotfit_localsim.virtual.simulation import SimDesign, simulate
 from spotfit_localsim.virtual.timeline import SimulationResult
 from spotfit_localsim.virtual.workload import Workload
@@ -545,6 +547,45 @@ def test_deadline_scenario_is_kept_on_on_demand_machines() -> None:
     assert record.deadline_s is not None
     assert record.finished_at_s is not None
     assert record.finished_at_s <= record.deadline_s
+
+
+def risks_of(result: SimulationResult) -> list[DeadlineAtRisk]:
+    return [one.event for one in result.entries if isinstance(one.event, DeadlineAtRisk)]
+
+
+def test_a_deadline_that_is_kept_is_never_at_risk() -> None:
+    for seed in (21, 50, 351, 16):
+        assert not risks_of(simulate(deadline_scenario(seed), seed))
+
+
+def test_a_deadline_that_cannot_be_met_is_recorded_once_by_all_leaders() -> None:
+    """The estimate of the training time is a third of what it takes; later the leader is lost."""
+    scenario = deadline_scenario(351)
+    assert scenario.cost.training_time_s is not None
+    training_s = scenario.cost.training_time_s
+    cost = structs.replace(
+        scenario.cost, deadline_ms=wall_ms(0.6 * training_s), training_time_s=training_s / 3
+    )
+    crash = RaiseInAgent(AtStep(scenario.workload.steps // 2))
+    late = replace(scenario, cost=cost, cost_limits=None, events=(crash,))
+    result = simulate(late, 351)
+    assert result.violation is None
+    assert [one.risk for one in risks_of(result)] == ["late"]
+    leaders = [one for one in result.entries if isinstance(one.event, LeaderElected)]
+    at = next(n for n, one in enumerate(result.entries) if isinstance(one.event, DeadlineAtRisk))
+    assert any(one in leaders for one in result.entries[at:]), "others lead after it"
+    assert result.entries[at].elapsed_s < 0.6 * training_s, "before the deadline has passed"
+
+
+def test_checkpoints_without_progress_are_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimWorker, "progress", None)
+    result = simulate(deadline_scenario(50), 50)
+    assert result.violation is None
+    risks = [one.risk for one in risks_of(result)]
+    assert risks.count("no_progress") == 1
+    assert risks[0] == "no_progress"
+    first = next(one.event for one in result.entries if isinstance(one.event, CheckpointCommitted))
+    assert first.progress is None
 
 
 @pytest.mark.parametrize(("seed", "offer"), [(60027, "spot-d"), (720031, "spot-b")])

@@ -20,6 +20,7 @@ from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    DeadlineAtRisk,
     FailureCause,
     FeedersStopped,
     FitEnded,
@@ -423,6 +424,7 @@ class InvariantChecker:
         | ValidationEnded
         | TrainingEnded
         | FeedersStopped
+        | DeadlineAtRisk
         | FitEnded
         | MachinesChosen,
     ) -> str | None:
@@ -452,6 +454,9 @@ class InvariantChecker:
                 return self._check_fit_end(event)
             case FeedersStopped():
                 return "feeders were stopped before" if view.feeders_stopped else None
+            case DeadlineAtRisk(risk=risk):
+                is_known = risk in view.market.deadline_risks
+                return f"the deadline risk {risk} was recorded before" if is_known else None
             case _:
                 return self._check_machine_event(event)
 

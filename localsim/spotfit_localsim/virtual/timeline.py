@@ -11,6 +11,7 @@ from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    DeadlineAtRisk,
     FeedersStopped,
     FitEnded,
     FitStarted,
@@ -144,6 +145,8 @@ def describe_event(event: JournalEvent) -> str:
             return f"machines chosen: {workers}, standing {standing!r}: {reason}"
         case FeedersStopped(reason=reason):
             return f"no further feeders: {reason}"
+        case DeadlineAtRisk(risk=risk, reason=reason):
+            return f"deadline at risk, {risk}: {reason}"
         case CancelRequested(reason=reason):
             return f"cancel requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, metrics=metrics):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spotfit.client.console import RunEvent
+from spotfit.client.deadline_status import DeadlineStatus
 from spotfit.client.estimate import Estimate, OfferEstimate
 from spotfit.client.metrics_history import ReportedMetrics
 from spotfit.client.run_costs import TotalCost
@@ -87,6 +88,7 @@ def of_status(status: RunStatus, url: str) -> dict[str, Any]:
         "run_id": status.run_id,
         "provisioner": status.provisioner,
         "cost": _of_bill(status.cost),
+        "deadline": None if status.deadline is None else _of_deadline(status.deadline),
     }
 
 
@@ -121,6 +123,15 @@ def of_checkpoint(info: CheckpointInfo) -> dict[str, Any]:
         "reason": info.reason,
         "read_error": info.read_error,
         "content": info.content._asdict() if info.content else None,
+    }
+
+
+def _of_deadline(deadline: DeadlineStatus) -> dict[str, Any]:
+    return {
+        "at": _format_time(deadline.at_ms),
+        "slack_s": deadline.slack_s,
+        "is_final": deadline.is_final,
+        "risks": deadline.risks,
     }
 
 

@@ -21,6 +21,7 @@ from spotfit.client.bill_text import (
     sum_known_usd,
 )
 from spotfit.client.console import format_local_time
+from spotfit.client.deadline_status import DeadlineStatus, format_slack
 from spotfit.client.metrics_history import ReportedMetrics, format_metrics, format_progress
 from spotfit.client.run_costs import RunCosts
 from spotfit.client.run_handle import RunStatus
@@ -165,12 +166,26 @@ def status(run: RunStatus, url: str) -> None:
     if run.feeders_stopped:
         reason = _escape(run.feeders_stopped)
         _print_row("feeders", f"[yellow]no further machines:[/yellow] {reason}")
+    if run.deadline is not None:
+        _print_row("deadline", _format_deadline(run.deadline))
+        for risk in run.deadline.risks:
+            _print_row("", f"[yellow]{_escape(risk)}[/yellow]")
     if is_bill_shown(run.cost, run.provisioner):
         _print_row("cost", _escape(format_bill(run.cost)))
         for line in list_offer_lines(run.cost):
             _print_row("", f"[dim]{_escape(line)}[/dim]")
     if not run.is_verified:
         _print_row("", "[yellow]not verified: this machine does not have the run's key[/yellow]")
+
+
+def _format_deadline(deadline: DeadlineStatus) -> str:
+    shown = format_local_time(deadline.at_ms)
+    if not deadline.is_final:
+        left_s = (deadline.at_ms - system.wall_ms()) / 1000
+        until = f"in {format_seconds(left_s)}"
+        shown += f", {until if left_s >= 0 else f'{format_seconds(-left_s)} ago'}"
+    slack = format_slack(deadline) or ("" if deadline.is_final else "slack unknown")
+    return f"{shown}, {slack}" if slack else shown
 
 
 def _format_duration(run: RunStatus) -> str:

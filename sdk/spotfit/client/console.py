@@ -25,6 +25,7 @@ from spotfit.client.bill_text import (
     format_offer_price,
     is_bill_shown,
 )
+from spotfit.client.deadline_status import deadline_status, format_slack
 from spotfit.client.metrics_history import ProgressReader, ReportedProgress, format_progress
 from spotfit.core.codec import DECODE_ERRORS
 from spotfit.core.errors import NotFoundError, RunNotFoundError, StoreError
@@ -44,6 +45,7 @@ from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    DeadlineAtRisk,
     FailureCause,
     FeedersStopped,
     FitEnded,
@@ -178,6 +180,8 @@ def format_event(event: JournalEvent) -> str:
             return f"machines chosen: {names}{also} ({reason})"
         case FeedersStopped(reason=reason):
             return f"no further machines for feeders are requested, workers do without: {reason}"
+        case DeadlineAtRisk(reason=reason, remedy=remedy):
+            return f"{reason}. {remedy}"
         case CancelRequested(reason=reason):
             return f"cancellation requested: {reason}"
         case FitEnded(outcome=outcome, reason=reason, last_save_error=save_error):
@@ -200,7 +204,8 @@ def format_event(event: JournalEvent) -> str:
 
 
 def format_summary(view: View, url: str) -> str:
-    """Return one line about a fit that has ended: outcome, duration, interruptions, checkpoints.
+    """Return one line about a fit that has ended: outcome, duration, deadline, interruptions,
+    checkpoints.
 
     `view` is that of its `FitEnded` entry, `url` the run's directory.
     """
@@ -209,8 +214,11 @@ def format_summary(view: View, url: str) -> str:
     after = f" after {format_seconds(duration_s)}" if view.fit_started_at_ms else ""
     causes = ", ".join(f"{cause.value}: {count}" for cause, count in view.failure_counts.items())
     rounds = format_count(sum(view.failure_counts.values()), "interrupted round")
+    deadline = deadline_status(view, view.fit_ended_at_ms)
+    slack = "" if deadline is None else format_slack(deadline)
     parts = [
         f"run {view.spec.name!r} {view.fit_end.outcome}{after}",
+        *([f"deadline {slack}"] if slack else []),
         f"{rounds} ({causes})" if causes else "no interruption",
         format_count(len(view.checkpoints), "checkpoint"),
     ]
@@ -531,6 +539,7 @@ class RunConsole:
     def on_entry(self, _slot: int, _body: bytes, entry: JournalEntry) -> None:
         """Log a journal entry at level INFO, and follow the output of the agents that it names.
 
+        A deadline at risk is logged as a warning.
         Checkpoints that follow each other within a minute are counted, and logged at level DEBUG.
         So is what is recorded for the bill, because the cost is shown.
         Called by the handle for each new entry, in journal order.
@@ -539,7 +548,9 @@ class RunConsole:
         if isinstance(entry.event, FitEnded) and (text := self._checkpoints.flush()):
             log.info("run.checkpoints", text=text)
         text = format_event(entry.event)
-        if event_type not in _EVENTS_FOR_THE_BILL and self._checkpoints.is_shown(entry.event):
+        if isinstance(entry.event, DeadlineAtRisk):
+            log.warning("deadline.at_risk", reason=entry.event.reason, do=entry.event.remedy)
+        elif event_type not in _EVENTS_FOR_THE_BILL and self._checkpoints.is_shown(entry.event):
             log.info("run.event", type=event_type, text=text)
         else:
             log.debug("run.event", type=event_type, text=text)

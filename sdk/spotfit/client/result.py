@@ -21,6 +21,7 @@ from spotfit.checkpoint.checkpoint_dir import (
     store_path,
 )
 from spotfit.checkpoint.committed import check_all_present, open_all
+from spotfit.client.deadline_status import DeadlineStatus, deadline_status
 from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.metrics_history import read_metrics_history
 from spotfit.code.function_pickle import load_sealed_pickle
@@ -286,6 +287,7 @@ class Result:
     `error`: the exception that `fit()` raised, in a result that was read with `from_path`.
     `cost`: what the machines of the run have cost in all its fits, in US dollars and in
     machine-seconds; without machines if the function was called in this process (`num_workers=0`).
+    `deadline`: whether it was met, as `slack_s` in seconds, negative if not; None without one.
     """
 
     metrics: dict[str, Any] | None
@@ -300,6 +302,7 @@ class Result:
     return_value: Any = None
     _filesystem: Any = None
     cost: Bill = field(default_factory=Bill, kw_only=True)
+    deadline: DeadlineStatus | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         # Without the lazy fields: printing a result must neither import pandas nor read the store.
@@ -435,6 +438,7 @@ def build_result(
         return_value=return_value,
         _filesystem=filesystem,
         cost=bill_of(view, wall_ms()) if cost is None else cost,
+        deadline=deadline_status(view, wall_ms()),
     )
 
 

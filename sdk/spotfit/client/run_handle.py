@@ -27,6 +27,7 @@ from spotfit.client.console import (
     format_summary,
     run_not_found_error,
 )
+from spotfit.client.deadline_status import DeadlineStatus, deadline_status
 from spotfit.client.keyring import key_of, open_authenticated
 from spotfit.client.machine_logs import ALL_MACHINES, read_machine_output, read_unjoined_output
 from spotfit.client.metrics_history import (
@@ -123,6 +124,9 @@ class RunStatus:
     """The backend of the last `fit()`."""
     cost: Bill = field(default_factory=Bill)
     """What the machines of the run have cost in all its fits so far."""
+    deadline: DeadlineStatus | None = None
+    """How far the last `fit()` is from its deadline, by the clock of this machine; None without
+    one."""
 
 
 def state_of(view: View) -> str:
@@ -223,6 +227,7 @@ class RunHandle:
             run_id=view.spec.run_id,
             provisioner=view.spec.provisioner,
             cost=bill_of(view, system.wall_ms()),
+            deadline=deadline_status(view, system.wall_ms()),
         )
 
     def metrics(self) -> list[ReportedMetrics]:

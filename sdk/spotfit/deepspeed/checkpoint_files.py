@@ -27,13 +27,15 @@ def report_checkpoint(
     *,
     client_state: dict[str, Any] | None = None,
     checkpoint_dir_name: str | None = None,
+    progress: float | None = None,
 ) -> None:
     """Save the engine's state and report it with `metrics`. All ranks call it after the same step.
 
     Returns when every rank has written its files to its local disk; the upload continues in the
     background. `client_state` is what `load_checkpoint` returns, such as the position in the data;
     the engine's own counters (`engine.global_steps`) and the RNG states of each rank are saved as
-    well. Raises the errors of `engine.save_checkpoint` and `spotfit.report`.
+    well. `progress` is that of `spotfit.report`. Raises the errors of `engine.save_checkpoint` and
+    `spotfit.report`.
     """
     context = get_context()
     directory = tempfile.mkdtemp(prefix="spotfit-deepspeed-")
@@ -45,6 +47,7 @@ def report_checkpoint(
         checkpoint=Checkpoint.from_directory(directory),
         checkpoint_dir_name=checkpoint_dir_name,
         checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        progress=progress,
     )
 
 

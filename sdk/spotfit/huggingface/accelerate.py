@@ -21,13 +21,18 @@ __all__ = ["load_state", "save_state"]
 
 
 def save_state(
-    accelerator: Accelerator, metrics: dict[str, Any] | None = None, **options: Any
+    accelerator: Accelerator,
+    metrics: dict[str, Any] | None = None,
+    *,
+    progress: float | None = None,
+    **options: Any,
 ) -> None:
     """Report a checkpoint with what `accelerator.save_state` writes; all ranks call it.
 
     Returns when the files are written to this machine's disk; the upload continues in the
     background, and its failure fails the worker. `metrics` of rank 0 are stored with the
-    checkpoint, `options` are those of `Accelerator.save_state`. Objects that you have passed to
+    checkpoint, `options` are those of `Accelerator.save_state`, `progress` is that of
+    `spotfit.report`. Objects that you have passed to
     `register_for_checkpointing` are included. Raises `ConfigError` for metrics that are not JSON,
     and `SessionMisuseError` outside of a training function.
     """
@@ -38,6 +43,7 @@ def save_state(
         metrics or {},
         checkpoint=Checkpoint.from_directory(folder),
         checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        progress=progress,
     )
 
 

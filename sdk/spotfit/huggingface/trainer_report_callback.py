@@ -54,7 +54,10 @@ class RayTrainReportCallback(TrainerCallback):
                 nested = Path(parent, self.CHECKPOINT_NAME)
                 shutil.copytree(newest, nested, copy_function=_link_or_copy)
                 checkpoint = Checkpoint.from_directory(parent)
-            report(metrics, checkpoint=checkpoint)
+            # Negative or 0 if the number of steps is not known.
+            is_known = state.max_steps > 0
+            progress = min(1.0, state.global_step / state.max_steps) if is_known else None
+            report(metrics, checkpoint=checkpoint, progress=progress)
 
 
 def _uploads_folder(folder: Path, args: TrainingArguments) -> bool:

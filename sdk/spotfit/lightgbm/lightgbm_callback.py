@@ -76,7 +76,12 @@ class RayTrainReportCallback:
         if (is_last and self.settings.checkpoint_at_end) or self.settings.is_checkpoint_due(
             env.iteration + 1
         ):
-            report_model(metrics, {self.settings.filename: encode_model(env.model)})
+            # The iteration counts the rounds of an init_model.
+            report_model(
+                metrics,
+                {self.settings.filename: encode_model(env.model)},
+                progress=(env.iteration + 1) / env.end_iteration,
+            )
         else:
             report(metrics)
 

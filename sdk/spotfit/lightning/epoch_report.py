@@ -71,11 +71,23 @@ class ReportHooks:
             checkpoint=Checkpoint.from_directory(folder) if has_files else None,
             checkpoint_upload_mode=self._upload_mode,
             validation=self._validation,
+            progress=_progress_of(trainer),
         )
         trainer.strategy.barrier()
         # The upload in the background deletes its files itself.
         if not has_files or self._upload_mode is CheckpointUploadMode.SYNC:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _progress_of(trainer: Any) -> float | None:
+    """Return the share of the training that is done after this epoch; None without a limit.
+
+    Lightning ends at the first of its limits. Those on time are not known as a share.
+    """
+    done = [(trainer.current_epoch + 1, trainer.max_epochs or 0)]
+    done.append((trainer.global_step, trainer.max_steps))
+    shares = [count / limit for count, limit in done if limit > 0]  # -1: no limit
+    return min(1.0, max(shares)) if shares else None
 
 
 def _end_epoch_of_shards(trainer: Any) -> None:

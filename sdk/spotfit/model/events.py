@@ -365,6 +365,19 @@ class FeedersStopped(msgspec.Struct, frozen=True, kw_only=True, tag="feeders_sto
     reason: str
 
 
+class DeadlineAtRisk(msgspec.Struct, frozen=True, kw_only=True, tag="deadline_at_risk"):
+    """The leader has found that the deadline cannot be met, or that it cannot know whether it can.
+
+    For display: at most one of each kind in a fit, whichever leader has found it.
+    """
+
+    risk: Literal["late", "no_progress"]
+    reason: str
+    """With figures, as a sentence without a final period."""
+    remedy: str = ""
+    """What to do, as a sentence."""
+
+
 class CancelRequested(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_requested"):
     """Cancellation of the run was requested."""
 
@@ -476,6 +489,7 @@ JournalEvent = (
     | ValidationEnded
     | TrainingEnded
     | FeedersStopped
+    | DeadlineAtRisk
     | CancelRequested
     | FitEnded
     | MachinesChosen

@@ -15,7 +15,9 @@ from msgspec.structs import replace
 from spotfit.core.ids import Token
 from spotfit.model.events import (
     CheckpointCommitted,
+    DeadlineAtRisk,
     FailureCause,
+    FitEnded,
     GroupPlanned,
     GroupRefused,
     GroupsReleased,
@@ -28,6 +30,7 @@ from spotfit.model.events import (
     PricesChanged,
     RoundClosed,
     RoundOpened,
+    TrainingEnded,
     TrainingFunctionStarted,
 )
 from spotfit.model.group import GroupRequest
@@ -115,6 +118,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Progress, and age of the round in seconds, from which the next commit is measured."""
     committed_age_s: float = 0.0
     """Age of the round at its last commit, or when the training function was called."""
+    committed_at_ms: int | None = None
+    """When that was, by the storage's clock; None if that is not known."""
     has_committed: bool = False
     """Whether it had a commit: before, the function imports, restores and compiles."""
 
@@ -160,6 +165,10 @@ class MarketRecord(msgspec.Struct, frozen=True, kw_only=True):
     """As `speeds`, in the first interval of each round, which includes its start."""
     startups_s: tuple[float, ...] = ()
     """The last durations from the opening of a round to the call of the training function."""
+    deadline_risks: dict[str, str] = {}
+    """The reasons of `DeadlineAtRisk`, by kind."""
+    training_ended_at_ms: int | None = None
+    """When the training of the fit has ended, by the storage's clock; None if that is not known."""
 
     def record_of(self, offer: str) -> OfferRecord:
         """Return what was observed of the offer with that name."""
@@ -200,6 +209,10 @@ def fold_market(
             return _count_incomplete_move(record, name, elapsed_s) if name else record
         case MachinesObserved(times=times):
             return _start_machines(record, times, elapsed_s)
+        case DeadlineAtRisk(risk=risk, reason=reason):
+            return replace(record, deadline_risks={**record.deadline_risks, risk: reason})
+        case TrainingEnded() | FitEnded() if record.training_ended_at_ms is None:
+            return replace(record, training_ended_at_ms=at_ms)
         case PricesChanged(offers=offers):
             changed = {offer.name: offer.price for offer in offers}
             return replace(record, prices={**record.prices, **changed})
@@ -223,7 +236,7 @@ def fold_market(
         case TrainingFunctionStarted(startup_s=startup_s) if record.round is not None:
             return _start_training(record, record.round, startup_s, elapsed_s, at_ms)
         case CheckpointCommitted():
-            return _commit(record, event)
+            return _commit(record, event, at_ms)
         case RoundClosed() if record.round is not None:
             return _close_round(record, record.round, event, elapsed_s)
         case _:
@@ -382,6 +395,7 @@ def _start_training(
         opened,
         measured_from=None if start is None else (start, startup_s),
         committed_age_s=startup_s,
+        committed_at_ms=at_ms,
     )
     return replace(
         record,
@@ -418,7 +432,7 @@ def _start_duration_s(
     return started_s
 
 
-def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:
+def _commit(record: MarketRecord, event: CheckpointCommitted, at_ms: int | None) -> MarketRecord:
     record = replace(record, progress=event.progress)
     opened, age_s = record.round, event.round_age_s
     if opened is None or age_s is None:
@@ -428,7 +442,11 @@ def _commit(record: MarketRecord, event: CheckpointCommitted) -> MarketRecord:
     record = replace(
         record,
         round=replace(
-            opened, measured_from=measured_from, committed_age_s=age_s, has_committed=True
+            opened,
+            measured_from=measured_from,
+            committed_age_s=age_s,
+            committed_at_ms=at_ms,
+            has_committed=True,
         ),
     )
     if opened.has_committed:

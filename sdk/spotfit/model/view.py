@@ -29,6 +29,7 @@ from spotfit.model.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointDropped,
+    DeadlineAtRisk,
     FailureCause,
     FeedersStopped,
     FitEnded,
@@ -604,8 +605,8 @@ def _apply_event(view: JournalView, event: JournalEvent, *, run_id: RunId) -> Jo
                 is_time_budget_used=event.is_time_budget,
                 is_cost_budget_used=event.is_cost_budget,
             )
-        case MachinesChosen():
-            return view
+        case MachinesChosen() | DeadlineAtRisk():
+            return view  # see `fold_market`
         case FitEnded():
             # Groups stay in the view until they are released.
             return replace(view, fit_end=event, round=None, current_validation=None)

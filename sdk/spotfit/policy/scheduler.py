@@ -50,6 +50,7 @@ from spotfit.model.view import View
 from spotfit.policy import (
     capacity,
     cost_budget,
+    deadline_risk,
     election,
     failure_detection,
     feeder_schedule,
@@ -353,6 +354,14 @@ def _choose_machines(view: View, state: LeaderState, now: float) -> Iterator[Lea
         yield AppendEvent(chosen)
     interval_s = view.spec.timing.decision_interval_s
     yield Wait(now + interval_s, f"the choice of machines: {chosen.reason}")
+
+
+def _record_deadline_risk(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
+    if _is_training_over(view) or isinstance(state.phase, Returned):
+        return
+    risk = deadline_risk.find_deadline_risk(view, state, now)
+    if risk is not None:
+        yield AppendEvent(risk)
 
 
 def _release_lost_groups(view: View, state: LeaderState, now: float) -> Iterator[LeaderAction]:
@@ -699,7 +708,8 @@ _RULES_WHILE_RUNNING: tuple[Rule, ...] = (
     _open_round,
     # After _open_round and the machines of workers, which may need the same quota.
     feeder_schedule.request_feeders,
-    # After _open_round: only decisions that take minutes depend on it.
+    # After _open_round: only decisions that take minutes depend on these, or none.
+    _record_deadline_risk,
     _record_machine_times,
     # The rules below call a cloud API and may block the leader's decisions for seconds.
     _submit_pending_groups,

@@ -76,13 +76,46 @@ def work_left_s(view: View, state: LeaderState, now: float) -> float | None:
 
     What a smaller group has trained since the last commit counts by its number of workers.
     """
-    complete_s = complete_training_s(view)
+    return _left_of_s(view, complete_training_s(view), _uncommitted_s(view, state, now))
+
+
+def least_work_left_s(view: View, state: LeaderState, now: float) -> float:
+    """Return the least training time that is left with all workers, as far as it is known.
+
+    As `work_left_s`, but from speeds that were measured without the start of a round, and as if
+    other numbers of workers said nothing but how fast all of them are at most.
+    """
+    estimate_s = view.spec.cost.training_time_s or 0.0
+    least_s = estimated_training_s(view.market, view.spec.max_workers, estimate_s=estimate_s)
+    return _left_of_s(view, least_s, _uncommitted_s(view, state, now)) or 0.0
+
+
+def work_left_at_s(view: View, wall_ms: int) -> float | None:
+    """Return `work_left_s` for a process that does not lead, for display.
+
+    `wall_ms` is the present in ms since 1970 by the storage's clock, or about that.
+    """
+    opened, uncommitted_s = view.market.round, 0.0
+    if opened is not None and opened.committed_at_ms is not None:
+        uncommitted_s = (wall_ms - opened.committed_at_ms) / 1000
+    return _left_of_s(view, complete_training_s(view), uncommitted_s)
+
+
+def _uncommitted_s(view: View, state: LeaderState, now: float) -> float:
+    """How long the open round has trained since its last commit."""
+    phase, opened = state.phase, view.market.round
+    if not isinstance(phase, Training) or opened is None:
+        return 0.0
+    return now - phase.since - opened.committed_age_s
+
+
+def _left_of_s(view: View, complete_s: float | None, uncommitted_s: float) -> float | None:
     if complete_s is None:
         return None
     left_s = complete_s * (1 - (view.market.progress or 0.0))
-    phase, opened = state.phase, view.market.round
-    if isinstance(phase, Training) and view.round_startup_s is not None and opened is not None:
-        # What was trained since the last commit; a loss repeats it, which `changeover_s` contains.
-        trained_s = max(0.0, now - phase.since - opened.committed_age_s)
-        return max(0.0, left_s - trained_s * min(1.0, opened.workers / view.spec.max_workers))
-    return left_s
+    opened = view.market.round
+    if view.round_startup_s is None or opened is None:
+        return left_s
+    # What was trained since the last commit; a loss repeats it, which `changeover_s` contains.
+    share = min(1.0, opened.workers / view.spec.max_workers)
+    return max(0.0, left_s - max(0.0, uncommitted_s) * share)

@@ -67,9 +67,22 @@ class ReportCheckpointCallback(Callback):  # type: ignore[misc]  # Keras is unty
             return
         selected = _select_metrics(self._metrics, logs or {}) if has_metrics else {}
         if event in self._checkpoint_on:
-            report_model(self.model, selected, epochs_done=self._epochs_done)
+            report_model(
+                self.model,
+                selected,
+                epochs_done=self._epochs_done,
+                progress=self._progress(),
+            )
         else:
             report(selected)
+
+    def _progress(self) -> float | None:
+        """The share of the epochs that a training which resumes does not repeat.
+
+        None for one epoch: training functions that call `fit` for each epoch would report the end.
+        """
+        epochs = (self.params or {}).get("epochs") or 0
+        return min(1.0, self._epochs_done / epochs) if epochs > 1 else None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Report if "epoch_begin" is among the events."""
@@ -199,10 +212,12 @@ def _load_legacy_optimizer(model: Any, path: Path) -> None:
         model.optimizer.set_weights(weights)
 
 
-def report_model(model: Any, metrics: dict[str, Any], *, epochs_done: int) -> None:
+def report_model(
+    model: Any, metrics: dict[str, Any], *, epochs_done: int, progress: float | None = None
+) -> None:
     """Report the metrics, on rank 0 with the model as a checkpoint. Called by all ranks.
 
-    Does not wait for the upload. Raises the errors of `spotfit.report`.
+    Does not wait for the upload. `progress` is that of `spotfit.report`, whose errors it raises.
     """
     # On all ranks: reading the variables of a strategy may be a collective.
     directory = tempfile.mkdtemp(prefix="spotfit-model-")
@@ -211,12 +226,17 @@ def report_model(model: Any, metrics: dict[str, Any], *, epochs_done: int) -> No
         _save_legacy_optimizer(model, Path(directory, _OPTIMIZER_FILENAME))
     if get_context().get_world_rank() != 0:
         shutil.rmtree(directory)
-        report(metrics)
+        report(metrics, progress=progress)
         return
     checkpoint = Checkpoint.from_directory(directory)
     checkpoint.set_metadata({MODEL_FILENAME_KEY: MODEL_FILENAME, _EPOCHS_DONE: epochs_done})
     # The agent removes the directory after the upload.
-    report(metrics, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    report(
+        metrics,
+        checkpoint=checkpoint,
+        checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        progress=progress,
+    )
 
 
 def _parse_events(argument: str, events: str | list[str]) -> frozenset[str]:

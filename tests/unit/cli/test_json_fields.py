@@ -8,6 +8,7 @@ import pytest
 
 from spotfit.cli import json_fields
 from spotfit.client.console import RunEvent, format_local_time
+from spotfit.client.deadline_status import DeadlineStatus
 from spotfit.client.metrics_history import ReportedMetrics
 from spotfit.client.run_costs import TotalCost
 from spotfit.client.run_handle import RunStatus
@@ -25,10 +26,12 @@ LISTED_RUN = (
 )
 STATUS = (
     "name url state reason started_at ended_at round workers machines is_starting startup_s step "
-    "steps_per_s metrics checkpoints failures feeders_stopped is_verified run_id provisioner cost"
+    "steps_per_s metrics checkpoints failures feeders_stopped is_verified run_id provisioner cost "
+    "deadline"
 )
 RUN_COST = "kind name url state reason run_id provisioner cost"
 TOTAL_COST = "kind runs active unreadable cost"
+DEADLINE = "at slack_s is_final risks"
 BILL = (
     "usd max_usd on_demand_usd saved_share machine_s max_machine_s boot_s repeated_s idle_s "
     "is_final offers"
@@ -50,6 +53,7 @@ ESTIMATED_OFFER = (
 DISTRIBUTION = "mean median p5 p95 highest"
 CONTENT = "step epoch world_size tensors parameters shared_bytes"
 
+LATE = RunStatus("a", "running", 1, 2, 2, (), {}, deadline=DeadlineStatus(1_700_000_000_000, -5.0))
 AN_ESTIMATE = json_fields.of_estimate(an_estimate())
 A_CONTENT = CheckpointContent(5, 0, 2, 3, 100, 0)
 A_RUN = ListedRun(name="a", url="/runs/a", state="running", cost=a_bill(SPOT, UNPRICED))
@@ -70,6 +74,7 @@ RECORDS = {
         ),
         "/runs/a",
     ),
+    DEADLINE: json_fields.of_status(LATE, "/runs/a")["deadline"],
     EVENT: json_fields.of_event(RunEvent(3, 1_700_000_000_000, "round_opened", "round 1 started")),
     REPORT: json_fields.of_report(ReportedMetrics(1, 0, None, {"loss": 1.0})),
     CHECKPOINT: json_fields.of_checkpoint(CheckpointInfo("c", 1, {}, 5, content=A_CONTENT)),

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from spotfit.cli import render
+from spotfit.client.deadline_status import DeadlineStatus
 from spotfit.client.metrics_history import ReportedMetrics, ReportedProgress
 from spotfit.client.run_handle import RunStatus
 from spotfit.client.run_list import ListedRun
@@ -48,6 +49,32 @@ def test_the_reason_why_no_feeders_are_requested_is_printed(
     why = "3 machines in a row could not start feeders"
     render.status(replace(EMPTY, feeders_stopped=why), "s3://bucket/digits")
     assert capsys.readouterr().out.splitlines()[-1] == f"feeders      no further machines: {why}"
+
+
+@pytest.mark.parametrize(
+    ("deadline", "shown"),
+    [
+        (DeadlineStatus(1_700_000_600_000, 60.0), ", in 10.0 min, 60 s of slack"),
+        (DeadlineStatus(1_700_000_600_000, -60.0), ", in 10.0 min, 60 s late"),
+        (DeadlineStatus(1_699_999_400_000), ", 10.0 min ago, slack unknown"),
+        (DeadlineStatus(1_700_000_600_000, 7200.0, is_final=True), ", met 2.0 h early"),
+        (DeadlineStatus(1_700_000_600_000, -19.0, is_final=True), ", missed by 19 s"),
+        (DeadlineStatus(1_700_000_600_000, is_final=True), ""),
+    ],
+)
+def test_the_deadline_is_printed_with_its_slack(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    deadline: DeadlineStatus,
+    shown: str,
+) -> None:
+    monkeypatch.setattr(system, "wall_ms", lambda: 1_700_000_000_000)
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(deadline.at_ms / 1000))
+    render.status(replace(EMPTY, deadline=replace(deadline, risks=("late [a]",))), "s3://b/digits")
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"deadline     {at}{shown}",
+        "             late [a]",
+    ]
 
 
 def test_start_duration_and_progress_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

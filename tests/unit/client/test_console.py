@@ -29,6 +29,7 @@ from spotfit.model.bill import OfferBill
 from spotfit.model.events import (
     CheckpointCommitted,
     CheckpointDropped,
+    DeadlineAtRisk,
     FailureCause,
     FitEnded,
     FitStarted,
@@ -372,6 +373,14 @@ def test_output_of_all_workers_of_a_round_is_shown(capsys: pytest.CaptureFixture
 def write_report(store: MemoryStore, index: int, **metrics: object) -> None:
     line = {"round": 1, "report_index": index, "checkpoint": None, "metrics": metrics}
     store.put(keys.reports(A, index), encode(line))
+
+
+def test_a_deadline_at_risk_is_a_warning_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    risk = DeadlineAtRisk(risk="late", reason="7.0 h are left", remedy="Use more workers.")
+    RunConsole(MemoryStore()).on_entry(0, b"", an_entry(risk))
+    (record,) = caplog.records
+    assert (record.levelname, record.msg) == ("WARNING", "deadline.at_risk")
+    assert (vars(record)["reason"], vars(record)["do"]) == ("7.0 h are left", "Use more workers.")
 
 
 def test_the_progress_is_shown_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

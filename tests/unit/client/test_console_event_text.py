@@ -62,6 +62,10 @@ def golden(kind: str) -> list[JournalEvent]:
             "feeders_stopped",
             "no further machines for feeders are requested, workers do without: {reason}",
         ),
+        (
+            "deadline_at_risk",
+            "{reason}. Cancel it and use more workers if it must end earlier.",
+        ),
         ("cancel_requested", "cancellation requested: {reason}"),
         ("fit_ended", "run cancelled: {reason}"),
         ("machines_observed", "observed machines: 2 started, 2 ended"),

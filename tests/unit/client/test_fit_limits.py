@@ -75,6 +75,12 @@ def test_a_continued_run_needs_time_for_the_rest_of_the_training(harness: Client
     assert harness.view.fit_count == 2
 
 
+def test_the_status_of_a_run_has_its_deadline(harness: ClientHarness) -> None:
+    deadline = start_run(request(harness, deadline="60h")).status().deadline
+    assert deadline is not None
+    assert deadline.slack_s == pytest.approx(20 * 3600, abs=60)
+
+
 def test_a_deadline_before_the_end_of_the_rest_is_an_error(harness: ClientHarness) -> None:
     end_after(harness, 0.8)
     with pytest.raises(ConfigError, match=r"the remaining 20% of the training takes 8\.0 h"):

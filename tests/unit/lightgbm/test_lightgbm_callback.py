@@ -57,6 +57,14 @@ def run(
             )
 
 
+def test_a_checkpoint_has_the_share_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Recorder()
+    shares: list[float] = []
+    monkeypatch.setattr(session.snapshot_channel, "record_progress", shares.append)
+    run(5, RayTrainReportCallback(frequency=2), session)
+    assert shares == [0.4, 0.8, 1.0]
+
+
 @pytest.mark.parametrize(
     ("rounds", "options", "reports"),
     [

@@ -35,6 +35,8 @@ class OneFileTrainer:
     """Saves as Lightning does, on rank 0 only."""
 
     global_step = 7
+    max_epochs: int | None = -1
+    max_steps = -1
 
     def __init__(self, epoch: int, *, writes: bool = True, loader: Any = None) -> None:
         self.current_epoch = epoch
@@ -71,6 +73,35 @@ def test_metrics_and_the_files_of_this_rank_are_reported(
     ReportHooks().on_train_epoch_end(OneFileTrainer(2, writes=writes), None)
     assert made == [({"loss": 0.5, "epoch": 2, "step": 7}, "weights" if writes else None)]
     assert not list(tmp_path.iterdir()), "the local files are deleted"
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "progress"),
+    [
+        (4, -1, 0.75),
+        (-1, 14, 0.5),
+        (100, 14, 0.5),
+        (4, 100, 0.75),
+        (-1, -1, None),
+        (None, -1, None),
+        (2, 5, 1.0),
+    ],
+)
+def test_the_progress_is_that_of_the_first_limit(
+    session: LocalSession,
+    monkeypatch: pytest.MonkeyPatch,
+    max_epochs: int | None,
+    max_steps: int,
+    progress: float | None,
+) -> None:
+    made: list[float | None] = []
+    monkeypatch.setattr(
+        epoch_report, "report", lambda _metrics, progress, **_: made.append(progress)
+    )
+    trainer = OneFileTrainer(2)
+    trainer.max_epochs, trainer.max_steps = max_epochs, max_steps
+    ReportHooks().on_train_epoch_end(trainer, None)
+    assert made == [progress]
 
 
 def test_an_upload_in_the_background_keeps_the_files(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from spotfit.core.ids import Token
 from spotfit.model.events import (
     CancelRequested,
+    DeadlineAtRisk,
     FailureCause,
     FitEnded,
     GroupsReleased,
@@ -21,7 +22,7 @@ from spotfit.model.events import (
     RoundClosed,
 )
 from spotfit.model.group import NodeState
-from spotfit.model.leader_state import NoRound, Training
+from spotfit.model.leader_state import NoRound, Returned, Training
 from spotfit.policy.actions import (
     AppendEvent,
     LeaderAction,
@@ -37,6 +38,7 @@ from tests.unit.policy.offered_run import (
     HOUR_S,
     ON_DEMAND,
     SPOT,
+    T0_MS,
     OfferedRun,
     an_offer,
 )
@@ -206,6 +208,31 @@ def test_changed_prices_are_recorded_before_the_choice() -> None:
 
 def test_equal_prices_are_not_recorded() -> None:
     assert isinstance(event(OfferedRun(), listed_offers=(SPOT, ON_DEMAND)), MachinesChosen)
+
+
+# --- Deadline -------------------------------------------------------------------------------------
+
+
+def late_run() -> OfferedRun:
+    """A run of 1000 s whose deadline is 500 s after its start."""
+    return training_on_spot(deadline_ms=T0_MS + 500_000, training_time_s=1000.0)
+
+
+def test_a_deadline_that_cannot_be_met_is_recorded_once() -> None:
+    run = late_run()
+    risk = event(run, 120, phase=training(run))
+    assert isinstance(risk, DeadlineAtRisk)
+    run.add(120, risk)
+    assert isinstance(action(run, 130, phase=training(run)), Wait)
+
+
+def test_no_risk_is_recorded_once_the_function_has_returned() -> None:
+    run = late_run()
+    assert run.round is not None
+    returned = Returned(
+        round=run.round, since=NOW, opened_at=NOW - 100, result_key="", workers_stopped=False
+    )
+    assert isinstance(action(run, 120, phase=returned), Wait)
 
 
 # --- Budget ---------------------------------------------------------------------------------------

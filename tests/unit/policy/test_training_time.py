@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
+from spotfit.model.events import FailureCause, RoundClosed
 from spotfit.model.leader_state import Training
 from spotfit.model.market_record import MarketRecord, MeasuredSpeed
 from spotfit.policy.training_time import (
     changeover_s,
     complete_training_s,
     start_time_s,
+    work_left_at_s,
     work_left_s,
 )
 from spotfit.testing.builders import a_committed_checkpoint, a_spec, a_view
-from tests.unit.policy.offered_run import LEASE_S, SPOT, START_S, OfferedRun
+from tests.unit.policy.offered_run import LEASE_S, SPOT, START_S, T0_MS, OfferedRun
 
 
 def test_the_start_time_is_given_until_it_was_measured() -> None:
@@ -119,3 +121,11 @@ def test_a_round_that_has_not_called_the_training_function_has_trained_nothing()
 def test_a_training_that_takes_longer_than_expected_has_nothing_left() -> None:
     run = a_run(training_time_s=100.0)
     assert work_left_s(run.view, run.state(500, phase=training(run)), 400.0) == 0.0
+
+
+def test_a_process_that_does_not_lead_computes_the_same_from_the_storages_clock() -> None:
+    run = a_run(training_time_s=1000.0, deadline_ms=T0_MS + 2_000_000)
+    # The commit was written 50 s ago.
+    assert work_left_at_s(run.view, T0_MS + 200_000) == 700.0
+    run.add(200, RoundClosed(round_number=1, cause=FailureCause.PREEMPTION, reason="lost"))
+    assert work_left_at_s(run.view, T0_MS + 300_000) == 750.0

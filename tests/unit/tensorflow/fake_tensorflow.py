@@ -16,6 +16,7 @@ class Callback:
     """Keras's base class of callbacks."""
 
     model: Any = None
+    params: Any = None
 
 
 class Model:

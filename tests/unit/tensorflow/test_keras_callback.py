@@ -45,7 +45,7 @@ def keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def fit(callback: Any, model: Model, epochs: int, *, initial_epoch: int = 0) -> None:
     """Call the callback as `model.fit` with two batches in each epoch does."""
-    callback.model = model
+    callback.model, callback.params = model, {"epochs": epochs, "steps": 2}
     callback.on_train_begin()
     for epoch in range(initial_epoch, epochs):
         callback.on_epoch_begin(epoch)
@@ -82,6 +82,33 @@ def test_an_epoch_is_reported_with_metrics_and_model(keras: Any) -> None:
         fit(keras.ReportCheckpointCallback(), Model(), 2)
     metrics = [{"loss": 0.0, "accuracy": 0.5}, {"loss": 0.1, "accuracy": 0.5}]
     assert session.reports == [(one, True) for one in metrics]
+
+
+@pytest.mark.parametrize(
+    ("events", "epochs", "initial_epoch", "progress"),
+    [
+        ("epoch_end", 4, 0, [0.25, 0.5, 0.75, 1.0]),
+        ("epoch_end", 4, 2, [0.75, 1.0]),
+        # A training that resumes repeats the epoch.
+        ("train_batch_end", 2, 0, [0.0, 0.0, 0.5, 0.5]),
+        # Training functions may call fit() for each epoch.
+        ("epoch_end", 1, 0, []),
+    ],
+)
+def test_the_progress_is_the_share_of_complete_epochs(
+    keras: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    events: str,
+    epochs: int,
+    initial_epoch: int,
+    progress: list[float],
+) -> None:
+    session = Recorder()
+    reported: list[float] = []
+    monkeypatch.setattr(session.snapshot_channel, "record_progress", reported.append)
+    with use_session(session):
+        fit(keras.ReportCheckpointCallback(events), Model(), epochs, initial_epoch=initial_epoch)
+    assert reported == progress
 
 
 def test_metrics_and_models_have_events_of_their_own(keras: Any) -> None:
