@@ -43,7 +43,7 @@ class RowGroups:
     def read_unit(
         self, units: SourceUnits, unit: int, columns: Sequence[str] | None = None
     ) -> pa.Table:
-        raise NotImplementedError
+        raise AssertionError("the rows are not read")
 
 
 def epoch_of(dataset: Dataset, local_shuffle: LocalShuffle | None = None) -> IntArray:
@@ -86,7 +86,7 @@ SMALL_ROW_GROUPS = Dataset.of_source(RowGroups(625))
 
 
 def shuffled_exactly() -> IntArray:
-    """Rows in the order of the hash of their number, as `random_shuffle(exact=True)` writes them."""
+    """Rows by the hash of their number, as `random_shuffle(exact=True)` writes them, in windows."""
     return int_array(permutation(hash_key(1), ROWS)[epoch_of(ROW_GROUPS.random_shuffle(seed=1))])
 
 
@@ -104,10 +104,10 @@ def shuffled_exactly() -> IntArray:
         pytest.param(
             lambda: epoch_of(SMALL_ROW_GROUPS.random_shuffle(seed=1)), 2.7, 0.13, id="small"
         ),
-        pytest.param(shuffled_exactly, 1.0, 0.01, id="exact"),
+        pytest.param(shuffled_exactly, 1.0, 0.013, id="exact"),
     ],
 )
-def test_a_shuffle_mixes_as_the_guide_says(
+def test_a_shuffle_mixes_as_stated_in_the_guide(
     shuffle: Callable[[], IntArray], chi_squared: float, drift: float
 ) -> None:
     places = shuffle()
