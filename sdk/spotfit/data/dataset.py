@@ -567,7 +567,7 @@ class Dataset:
         return self.manifest.unit_count
 
     def size_bytes(self) -> int:
-        """Return the encoded size of the units that are read."""
+        """Return the size in memory of the units that are read, before the transforms."""
         return int(self.manifest.unit_bytes.sum())
 
     def input_files(self) -> list[str]:

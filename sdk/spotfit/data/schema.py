@@ -1,4 +1,4 @@
-"""`Schema`: names and types of a dataset's columns; checks of names."""
+"""`Schema`: names and types of a dataset's columns; checks of names, and sizes of types."""
 
 from __future__ import annotations
 
@@ -44,3 +44,20 @@ def check_columns(call: str, columns: Iterable[str], known: Iterable[str]) -> No
             f"{call}: there is no column {', '.join(map(repr, unknown))}.",
             do=" ".join(did_you_mean(name, known) for name in unknown),
         )
+
+
+def fixed_width_bytes(kind: pa.DataType) -> float:
+    """Return the size in memory of each value of a type, 0 if values have different sizes.
+
+    That of a struct is the size of those of its fields whose values all have one size.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return fixed_width_bytes(kind.storage_type)
+    if pa.types.is_struct(kind):
+        return sum(fixed_width_bytes(field.type) for field in kind)
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * fixed_width_bytes(kind.value_type)
+    try:
+        return int(kind.bit_width) / 8
+    except ValueError:
+        return 0

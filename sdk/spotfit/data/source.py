@@ -49,7 +49,7 @@ class SourceUnits:
     """Where a unit begins; the source defines the meaning: row group, first row, first member."""
     unit_rows: IntArray
     unit_bytes: IntArray
-    """Encoded size, for limits on memory."""
+    """Size in memory, for limits: never far below, where the source can know it."""
     schema: pa.Schema | None = None
     """Columns of all units, if they are found by listing; otherwise `Source.schema` knows them."""
 

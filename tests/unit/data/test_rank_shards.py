@@ -22,9 +22,10 @@ def shards_of(
     world_size: int = 2,
     config: DataConfig | None = None,
     positions: Positions | None = None,
+    world_sizes: tuple[int, ...] = (1, 2, 3),
 ) -> DatasetShards:
     datasets = {"train": spotfit.data.range(ROWS), "valid": spotfit.data.range(4)}
-    group = ShardGroup(rank=rank, world_size=world_size, world_sizes=(1, 2, 3), seed=5)
+    group = ShardGroup(rank=rank, world_size=world_size, world_sizes=world_sizes, seed=5)
     shipped = pickle.loads(pickle.dumps(TrainerDatasets(datasets, config or DataConfig())))
     return DatasetShards(shipped, group, lambda: positions or {})
 
@@ -88,6 +89,23 @@ def test_another_number_of_ranks_reads_the_rest_of_the_epoch(world_size: int) ->
         for row in ids(shards_of(rank, world_size, positions=saved), "train")
     ]
     assert sorted(before + after) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 1), (1, 3)])
+def test_a_run_that_continues_with_another_fixed_number_reads_each_row_once(
+    sizes: tuple[int, int],
+) -> None:
+    def shards_of_fit(size: int, positions: Positions) -> list[DatasetShards]:
+        return [
+            shards_of(rank, size, positions=positions, world_sizes=(size,)) for rank in range(size)
+        ]
+
+    first = shards_of_fit(sizes[0], {})
+    before = [row for shards in first for row in ids(shards, "train", batches=2)]
+    continued = shards_of_fit(sizes[1], saved)
+    after = [row for shards in continued for row in ids(shards, "train")]
+    assert sorted(before + after) == list(range(ROWS))
+    assert sorted(row for shards in continued for row in ids(shards, "train")) == list(range(ROWS))
 
 
 def test_the_epoch_begins_again_on_request() -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Larger windows mix more rows, but the first batch waits until its windows are read.
 _WINDOWS_BYTES = 64 * 2**20
-"""Encoded size of the windows that one rank holds by default, in an order with shuffled rows."""
+"""Size of the windows that one rank holds by default, in an order with shuffled rows."""
 _MIN_SLICE_ROWS = 8
 """The least number of rows that transforms get at a time."""
 _MAX_SLICE_ROWS = 8192

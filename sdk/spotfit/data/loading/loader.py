@@ -37,7 +37,7 @@ _STEPS_PER_REQUEST = 4
 
 _MAX_STEPS_AHEAD = 1_000
 _PREFETCH_BYTES = 256 * 2**20
-"""Limit on the windows in memory. It is exceeded if the next step needs more."""
+"""Limit on the windows in memory. The next step exceeds it if it needs more."""
 _THREADS = 4
 
 
@@ -257,8 +257,7 @@ class _StepLoader:
             len(self._requested) >= _MAX_STEPS_AHEAD or not self._reader.has_space(windows)
         ):
             return False
-        for window in windows:
-            self._reader.request(window, step.number)
+        self._reader.request_all(windows, step.number)
         self._requested.append(step)
         return True
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from functools import partial
 
@@ -21,8 +21,8 @@ from spotfit.data.source import Decode
 
 FETCH_THREADS = 16
 """Requests at a time to buckets. A row group of 1 MiB arrives after 30 to 100 ms."""
-_INITIAL_EXPANSION = 4.0
-"""Assumed size of rows in memory, relative to their encoded size, until the first are read."""
+_INITIAL_EXPANSION = 2.0
+"""Assumed size of windows, relative to that of the manifest, until the first are read."""
 
 
 class WindowReader:
@@ -49,9 +49,10 @@ class WindowReader:
         self._pool = pool
         self._fetch_pool = fetch_pool
         self._columns = columns
-        encoded_bytes = int(manifest.unit_bytes.sum())
-        self._row_bytes = _INITIAL_EXPANSION * encoded_bytes / max(order.row_count, 1)
+        total_bytes = int(manifest.unit_bytes.sum())
+        self._row_bytes = _INITIAL_EXPANSION * total_bytes / max(order.row_count, 1)
         self._held_bytes = 0
+        self._unread: set[Future[pa.Table]] = set()
         self._read: deque[tuple[LaneBlock, int]] = deque()
         self._read_bytes = self._read_rows = 0
 
@@ -72,6 +73,19 @@ class WindowReader:
         window.held_bytes = int(window.rows * self._row_bytes)
         self._held_bytes += window.held_bytes
         window.future = self._pool.after(parts, urgency, partial(self._assemble, window))
+        self._unread.add(window.future)
+        window.future.add_done_callback(self._unread.discard)
+
+    def request_all(self, windows: Iterable[LaneBlock], urgency: int) -> None:
+        """Read windows, also beyond the limit, but those one at a time; waits until others are.
+
+        While a window is assembled, it is in memory twice.
+        """
+        for window in windows:
+            if not self.has_space([window]):
+                for _ in as_completed(tuple(self._unread)):
+                    pass
+            self.request(window, urgency)
 
     def release(self, window: LaneBlock) -> None:
         """Count the bytes of a window no more."""

@@ -65,7 +65,7 @@ from spotfit.host.memory import read_memory_usage
 from spotfit.store.api import Store
 
 _MEMORY_FACTOR = 4
-"""A sorted or joined table exists twice, and decoded rows take about twice their encoded size."""
+"""A sorted or joined table exists twice, and text such as JSON takes twice its size if decoded."""
 _MIN_MEMORY_BYTES = 128 * 2**20
 """DuckDB and PyArrow need some memory whatever the rows are."""
 _GROUP_BYTES = 1024
@@ -102,7 +102,7 @@ class TableOperation:
 
     @property
     def size_bytes(self) -> int:
-        """Encoded size of the rows."""
+        """Size of the rows in memory, before the transforms."""
         return sum(int(plan.manifest.unit_bytes.sum()) for plan in self.plans)
 
     @cached_property
@@ -434,7 +434,7 @@ def _is_external(operation: TableOperation, memory_bytes: int | None) -> bool:
     if operation.needs_database and not key_database.is_available():
         size = operation.size_bytes
         raise ConfigError(
-            f"{operation.call} holds all rows in memory: {size / 2**30:.1f} GiB encoded, about "
+            f"{operation.call} holds all rows in memory: {size / 2**30:.1f} GiB, about "
             f"{_MEMORY_FACTOR} times as much in use.",
             do="Run `pip install 'spotfit[duckdb]'`: with DuckDB, rows beyond the memory are on "
             "local disk. Or write the dataset with write_parquet(url), let Dask or Spark process "

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 READ_THREADS = 8
 """Requests at a time: a bucket answers each after 20 to 50 ms."""
 _MAX_PENDING_BYTES = 128 * 2**20
-"""Encoded size of what is read ahead; a block that is larger is read alone."""
+"""Size of what is read ahead; a block that is larger is read alone."""
 
 
 ResultT = TypeVar("ResultT")
@@ -20,7 +20,7 @@ class ReadTask(NamedTuple, Generic[ResultT]):
     """A part of a dataset that is to be read."""
 
     size_bytes: int
-    """Encoded size."""
+    """Of the rows in memory."""
     read: Callable[[], ResultT]
     """Returns the rows, or what is computed of them."""
 

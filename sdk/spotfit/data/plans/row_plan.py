@@ -360,8 +360,8 @@ def ordered_blocks(
 ) -> Iterator[pa.Table]:
     """Yield all rows once, or the first `limit`, in the order of one pass of a shuffled dataset.
 
-    Rows are shuffled in windows of `shuffle.window_rows`; if that is None, of 256 MiB of encoded
-    rows, or 16 MiB with a limit. Only rows that are yielded are transformed.
+    Rows are shuffled in windows of `shuffle.window_rows`; if that is None, of 256 MiB,
+    or 16 MiB with a limit. Only rows that are yielded are transformed.
     """
     read = plan.columns_to_read(columns)
     remaining = plan.manifest.row_count if limit is None else limit

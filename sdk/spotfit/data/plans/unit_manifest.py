@@ -68,7 +68,7 @@ class UnitManifest:
 
     @cached_property
     def unit_bytes(self) -> IntArray:
-        """Encoded size of the rows of each unit; of a slice, in proportion to its rows."""
+        """Size of the rows of each unit in memory; of a slice, in proportion to its rows."""
         sizes = np.zeros(self.unit_count, dtype=np.int64)
         for index, units in enumerate(self.source_units):
             of_source = self.unit_sources == index

@@ -50,6 +50,7 @@ class FileUnit(NamedTuple):
     position: int
     rows: int
     size_bytes: int
+    """Size in memory as far as it is known, else of the stored bytes without their compression."""
 
 
 class FileContent(NamedTuple):

@@ -20,8 +20,8 @@ from spotfit.host import log, machine
 from spotfit.host.user_cache import prune_cached, read_cached, write_cached
 from spotfit.store.transfer import concurrent_map
 
-_LISTING_VERSION = 1
-"""Must be increased when a format finds other units or columns in the same file."""
+_LISTING_VERSION = 2
+"""Must be increased when a format finds other units, sizes or columns in the same file."""
 _MIN_CACHED_BYTES = 8 * 2**20
 """Inspecting smaller files takes less time than is worth a file in the cache."""
 _CACHED_LISTINGS = 200

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.schema import fixed_width_bytes
 from spotfit.data.source import SourceUnits, int_array
 from spotfit.data.sources.file_source import select_fields
 from spotfit.host import plugins
@@ -44,12 +45,13 @@ class LanceSource:
         table = _open(self, self.version)
         units = [unit for fragment in table.get_fragments() for unit in _ranges(fragment)]
         schema = table.schema if self.columns is None else select_fields(table.schema, self.columns)
+        row_bytes = sum(fixed_width_bytes(field.type) for field in table.schema)
         return SourceUnits(
             files=(),
             unit_files=int_array([fragment for fragment, *_ in units]),
             unit_positions=int_array([first for _, first, *_ in units]),
             unit_rows=int_array([rows for *_, rows, _ in units]),
-            unit_bytes=int_array([size for *_, size in units]),
+            unit_bytes=int_array([max(size, int(rows * row_bytes)) for *_, rows, size in units]),
             # The version is found here, and is needed to read.
             schema=schema.with_metadata({_VERSION: str(table.version).encode()}),
         )
@@ -91,7 +93,7 @@ def _open(source: LanceSource, version: int | str | None) -> Any:
 
 
 def _ranges(fragment: Any) -> list[tuple[int, int, int, int]]:
-    """Return fragment, first row, rows and size of the units of a fragment."""
+    """Return fragment, first row, rows and stored size of the units of a fragment."""
     count = fragment.count_rows()
     total_bytes = sum(file.file_size_bytes or 0 for file in fragment.data_files())
     row_bytes = total_bytes / max(count, 1)

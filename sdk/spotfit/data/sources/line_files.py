@@ -92,8 +92,8 @@ class LineFormat:
         schema: pa.Schema | None = None
         units = []
         tasks = (
-            (len(body), partial(self._inspect_range, body, file, start, size_bytes))
-            for start, body, size_bytes in self._ranges(file)
+            (len(body), partial(self._inspect_range, body, file, start))
+            for start, body in self._ranges(file)
         )
         for unit, found in calls_in_order(tasks, threads=file.threads):
             file.advance(unit.size_bytes)
@@ -107,12 +107,10 @@ class LineFormat:
         body = file.read(unit.position, unit.size_bytes) if is_divided else self._whole(file)
         return partial(self._parse, body, file, unit.position, schema)
 
-    def _inspect_range(
-        self, body: bytes, file: OpenFile, start: int, size_bytes: int
-    ) -> tuple[FileUnit, pa.Schema]:
+    def _inspect_range(self, body: bytes, file: OpenFile, start: int) -> tuple[FileUnit, pa.Schema]:
         with _parse_errors(file, start):
             schema, rows = self.parser.inspect(body, file, is_first=start == 0)
-        return FileUnit(start, rows, size_bytes), schema
+        return FileUnit(start, rows, len(body)), schema
 
     def _parse(self, body: bytes, file: OpenFile, start: int, schema: pa.Schema) -> pa.Table:
         with _parse_errors(file, start):
@@ -129,13 +127,12 @@ class LineFormat:
                 do="Correct the file, or state the types of the columns.",
             ) from error
 
-    def _ranges(self, file: OpenFile) -> Iterator[tuple[int, bytes, int]]:
-        """Yield begin, text and stored size of each unit."""
+    def _ranges(self, file: OpenFile) -> Iterator[tuple[int, bytes]]:
+        """Yield begin and text of each unit."""
         if self._is_divided(file):
-            for start, body in split_lines(file, self.parser.quote):
-                yield start, body, len(body)
+            yield from split_lines(file, self.parser.quote)
         elif file.size_bytes:
-            yield 0, self._whole(file), file.size_bytes
+            yield 0, self._whole(file)
 
     def _is_divided(self, file: OpenFile) -> bool:
         return self.parser.is_divisible and compression_of(file, self.compression) is None

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.orc
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.schema import fixed_width_bytes
 from spotfit.data.source import Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 from spotfit.data.sources.range_reader import RangeReader
@@ -25,8 +26,12 @@ class OrcFormat:
         reader = _open(file)
         name = reader.schema.names[:1]
         rows = [reader.read_stripe(index, name).num_rows for index in range(reader.nstripes)]
-        size_bytes = file.size_bytes // max(len(rows), 1)
-        units = [FileUnit(index, count, size_bytes) for index, count in enumerate(rows)]
+        stored_bytes = file.size_bytes // max(len(rows), 1)
+        row_bytes = sum(fixed_width_bytes(field.type) for field in reader.schema)
+        units = [
+            FileUnit(index, count, max(stored_bytes, int(count * row_bytes)))
+            for index, count in enumerate(rows)
+        ]
         return FileContent(reader.schema, units)
 
     def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.tensor_storage import decode_tensors, decoded_field, tensors_from_bytes
+from spotfit.data.schema import fixed_width_bytes
 from spotfit.data.source import DataFile, Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile
 
@@ -28,6 +29,12 @@ _MAX_GAP_BYTES = 2**20
 _PADDING_BYTES = 100
 """Old versions of parquet-mr state chunks as too short by up to this length (PARQUET-816)."""
 _FOOTER_CACHE_BYTES = 32 * 2**20
+_DICTIONARY_BYTES = 2**20
+"""Writers store values as they are once the dictionary of a column chunk exceeds this size."""
+_INDEX_BYTES = 3
+"""The most that an index into such a dictionary takes."""
+_OFFSET_BYTES = 4
+"""What a value of variable length takes in memory besides its bytes."""
 
 TensorColumns = Mapping[str, tuple[Any, tuple[int, ...]]]
 
@@ -52,7 +59,7 @@ class ParquetFormat:
         return FileContent(
             self._decoded_schema(footer.schema),
             [
-                FileUnit(index, group.num_rows, _compressed_bytes(group))
+                FileUnit(index, group.num_rows, _decoded_bytes(group, footer.leaf_types))
                 for index, group in enumerate(groups)
             ],
         )
@@ -114,10 +121,12 @@ class _Footer:
         self.schema: pa.Schema = metadata.schema.to_arrow_schema()
         self.leaves: dict[str, range] = {}
         """The indices of the column chunks of each column, which may be nested."""
-        first = 0
+        self.leaf_types: list[pa.DataType] = []
+        """The type of the values of each column chunk."""
         for one in self.schema:
-            self.leaves[one.name] = range(first, first + _leaf_count(one.type))
-            first = self.leaves[one.name].stop
+            first = len(self.leaf_types)
+            self.leaf_types += _leaf_types(one.type)
+            self.leaves[one.name] = range(first, len(self.leaf_types))
 
     def chunk_ranges(self, row_group: int, names: Sequence[str]) -> Iterator[_Range]:
         """Yield the bytes of the column chunks of these columns."""
@@ -176,16 +185,34 @@ _footers = _FooterCache()
 # --- column chunks --------------------------------------------------------------------------------
 
 
-def _compressed_bytes(group: pq.RowGroupMetaData) -> int:
-    return sum(group.column(index).total_compressed_size for index in range(group.num_columns))
+def _decoded_bytes(group: pq.RowGroupMetaData, leaf_types: Sequence[pa.DataType]) -> int:
+    """Return the size of a row group in memory; that of values of variable length is estimated."""
+    return sum(
+        _chunk_bytes(group.column(index), leaf_type) for index, leaf_type in enumerate(leaf_types)
+    )
 
 
-def _leaf_count(kind: pa.DataType) -> int:
+def _chunk_bytes(chunk: pq.ColumnChunkMetaData, leaf_type: pa.DataType) -> int:
+    # Encodings make chunks smaller than their values; `total_uncompressed_size` does not show it.
+    size_bytes: int = chunk.total_uncompressed_size
+    if width_bytes := fixed_width_bytes(leaf_type):
+        return max(size_bytes, int(chunk.num_values * width_bytes))
+    is_indexed = size_bytes <= _DICTIONARY_BYTES + _INDEX_BYTES * chunk.num_values
+    if not chunk.has_dictionary_page or not is_indexed or not chunk.is_stats_set:
+        return size_bytes
+    statistics = chunk.statistics
+    if not statistics.has_min_max:
+        return size_bytes
+    # Nothing else in the footer shows how long the values of a dictionary are.
+    length_bytes = (len(statistics.min_raw) + len(statistics.max_raw)) // 2
+    return max(size_bytes, int(statistics.num_values) * (_OFFSET_BYTES + length_bytes))
+
+
+def _leaf_types(kind: pa.DataType) -> list[pa.DataType]:
     if isinstance(kind, pa.BaseExtensionType):
-        return _leaf_count(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _leaf_count(kind.value_type)
-    return sum(_leaf_count(kind.field(n).type) for n in range(kind.num_fields)) or 1
+        return _leaf_types(kind.storage_type)
+    inner = [leaf for n in range(kind.num_fields) for leaf in _leaf_types(kind.field(n).type)]
+    return inner or [kind]
 
 
 def _merge(ranges: Iterator[_Range], size_bytes: int) -> list[_Range]:

@@ -60,7 +60,7 @@ class TfRecordFormat:
                 shapes.append(_read_shapes(file, reader, record))
         units = _group(records)
         if body is not None:
-            units = [FileUnit(0, len(records), file.size_bytes)] if records else []
+            units = [FileUnit(0, len(records), len(body))] if records else []
         return FileContent(_find_schema(shapes, file), units)
 
     def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:

@@ -70,7 +70,7 @@ class WebDatasetFormat:
         if body is None:
             units = _group(samples, file.size_bytes)
         else:
-            units = [FileUnit(0, len(samples), file.size_bytes)] if samples else []
+            units = [FileUnit(0, len(samples), len(body))] if samples else []
         return FileContent(pa.schema(fields if samples else []), units)
 
     def fetch(self, file: OpenFile, unit: FileUnit, schema: pa.Schema) -> Decode:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import concurrent.futures
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
 
 from spotfit.core.errors import ConfigError
+from spotfit.data.loading import window_reader
+from spotfit.data.loading.lane_blocks import LaneBlock
 from spotfit.data.loading.task_pool import TaskPool
 from spotfit.data.loading.window_reader import WindowReader
 from spotfit.data.order import EpochOrder, OrderSettings
@@ -64,9 +68,9 @@ def test_space_is_estimated_until_windows_are_read(pool: TaskPool) -> None:
     reader = reader_of(CountingSource([10] * 8).dataset.manifest, pool, limit_rows=45)
     windows = [reader.locate(0, 10 * number) for number in range(8)]
 
-    # Before anything is read, rows are assumed to have four times their encoded size.
-    assert reader.has_space(windows[:1])
-    assert not reader.has_space(windows[:2])
+    # Before anything is read, rows are assumed to have twice their size in the manifest.
+    assert reader.has_space(windows[:2])
+    assert not reader.has_space(windows[:3])
     reader.request(windows[0], 0)
     windows[0].table()
     assert reader.has_space(windows[1:4])
@@ -84,6 +88,38 @@ def test_a_released_window_leaves_its_space_to_others(pool: TaskPool) -> None:
     reader.release(windows[0])
     assert reader.has_space(windows[3:4])
     assert not reader.has_space(windows[3:5])
+
+
+def test_windows_beyond_the_limit_are_read_one_at_a_time(
+    pool: TaskPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = threading.Event()
+
+    def as_completed(futures: Collection[Future[pa.Table]]) -> list[Future[pa.Table]]:
+        may_read.set()
+        completed = list(concurrent.futures.as_completed(futures))
+        may_read.clear()
+        return completed
+
+    def read_when_waited_for(_unit: int) -> None:
+        may_read.wait()
+
+    monkeypatch.setattr(window_reader, "as_completed", as_completed)
+    source = CountingSource([10] * 8, read_when_waited_for)
+    reader = reader_of(source.dataset.manifest, pool, limit_rows=20)
+    windows = [reader.locate(0, 10 * number) for number in range(8)]
+    unread: list[int] = []
+
+    def requested() -> Iterator[LaneBlock]:
+        for window in windows:
+            futures = [one.future for one in windows if one.future is not None]
+            unread.append(sum(not future.done() for future in futures))
+            yield window
+
+    reader.request_all(requested(), 0)
+    may_read.set()
+    assert unread == [0, *[1] * 7]
+    assert [ids_of(window.table())[0] for window in windows] == list(range(0, 80, 10))
 
 
 def test_an_error_names_the_unit_and_its_file(pool: TaskPool) -> None:

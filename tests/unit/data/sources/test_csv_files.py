@@ -122,3 +122,9 @@ def test_options_change_the_digest(tmp_path: Path) -> None:
         read_csv(tmp_path, convert_options=options).manifest.digest,
     }
     assert len(digests) == 2
+
+
+def test_the_size_of_a_compressed_file_is_that_of_its_text(tmp_path: Path) -> None:
+    text = b"x\n" + b"0\n" * 10_000
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text))
+    assert read_csv(tmp_path).manifest.unit_bytes.tolist() == [len(text)]

@@ -36,6 +36,13 @@ class TestOrc(FileSourceSuite):
         return pa.concat_tables(pyarrow.orc.read_table(folder / f"{name}.orc") for name in "ab")
 
 
+def test_the_size_of_a_unit_is_at_least_that_of_its_columns_of_fixed_width(tmp_path: Path) -> None:
+    rows = pa.table({"zeros": np.zeros(10_000), "text": ["x"] * 10_000})
+    pyarrow.orc.write_table(rows, tmp_path / "a.orc", compression="zstd")
+    assert (tmp_path / "a.orc").stat().st_size < 10_000
+    assert read_orc(tmp_path).manifest.unit_bytes.tolist() == [80_000]
+
+
 def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.orc").write_bytes(b"no footer" * 10)
     with pytest.raises(ConfigError, match=r"a\.orc is not an ORC file"):

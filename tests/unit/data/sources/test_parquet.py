@@ -77,12 +77,47 @@ class TestPartitionedParquet(FetchedSourceSuite):
         return table.append_column("path", pa.array(paths))
 
 
-def test_a_unit_is_a_row_group_whose_size_is_that_of_its_chunks(folder: Path) -> None:
-    manifest = read_parquet(folder).manifest
-    assert manifest.unit_rows.tolist() == [10, 10, 5] * 3
-    group = pq.read_metadata(folder / "part-0.parquet").row_group(1)
-    chunks = [group.column(index).total_compressed_size for index in range(group.num_columns)]
-    assert manifest.unit_bytes[1] == sum(chunks)
+def test_a_unit_is_a_row_group(folder: Path) -> None:
+    assert read_parquet(folder).manifest.unit_rows.tolist() == [10, 10, 5] * 3
+
+
+ROWS = 50_000
+MOSTLY_ZERO = np.where(np.arange(ROWS) % 1_000, 0.0, 1.0)
+COLUMNS = {
+    "zeros": pa.array(MOSTLY_ZERO),
+    "booleans": pa.array(MOSTLY_ZERO > 0),
+    "narrow": pa.array(MOSTLY_ZERO.astype(np.int8)),
+    "decimals": pa.array(MOSTLY_ZERO.astype(np.int64)).cast(pa.decimal128(20, 1)),
+    "structs": pa.StructArray.from_arrays([pa.array(MOSTLY_ZERO)] * 2, ["a", "b"]),
+    "tensors": pa.FixedSizeListArray.from_arrays(pa.array(MOSTLY_ZERO), 50),
+    "lists": pa.ListArray.from_arrays(pa.array(range(0, ROWS + 1, 100)), pa.array(MOSTLY_ZERO)),
+    "classes": pa.array([f"a class with a long name {n % 7}" for n in range(ROWS)]),
+    "text": pa.array([f"{n} " * (n % 80) for n in range(ROWS)]),
+    "dictionary": pa.array([f"class {n % 7}" for n in range(ROWS)]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_the_size_of_a_unit_is_that_of_its_rows_in_memory(tmp_path: Path, kind: str) -> None:
+    rows = pa.table({"column": COLUMNS[kind]})
+    pq.write_table(rows, tmp_path / "a.parquet", compression="zstd")
+    manifest = read_parquet(tmp_path).manifest
+    decoded = manifest.read_part(0, 0, rows.num_rows)
+    # Without the bits of null values, which take up to an eighth of a byte per value.
+    assert manifest.unit_bytes[0] == pytest.approx(decoded.nbytes, rel=0.15)
+
+
+def test_missing_text_takes_no_space(tmp_path: Path) -> None:
+    rows = pa.table({"column": pa.array([None] * ROWS + ["one long value " * 50], pa.string())})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    assert read_parquet(tmp_path).manifest.unit_bytes[0] < 4 * ROWS
+
+
+def test_the_size_of_text_without_statistics_is_that_of_its_encoding(tmp_path: Path) -> None:
+    rows = pa.table({"column": COLUMNS["classes"]})
+    pq.write_table(rows, tmp_path / "a.parquet", write_statistics=False)
+    chunk = pq.read_metadata(tmp_path / "a.parquet").row_group(0).column(0)
+    assert read_parquet(tmp_path).manifest.unit_bytes[0] == chunk.total_uncompressed_size
 
 
 def test_only_the_wanted_columns_are_requested(
