@@ -296,13 +296,16 @@ class Dataset:
         """
         datasets = (self, *other)
         plans = [dataset._plan for dataset in datasets]  # noqa: SLF001 - the same class
-        shuffles = (one.shuffle_settings for one in datasets if one.shuffle_settings.kind != "none")
-        return replace(self, _plan=RowPlan.concat(plans), _shuffle=next(shuffles, UNSHUFFLED))
+        return replace(self, _plan=RowPlan.concat(plans), _shuffle=_first_shuffle(datasets))
 
     def zip(self, *other: Dataset) -> Dataset:
-        """Return the columns of this dataset and of others of the same size, row by row."""
-        plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
-        return self._with_plan(RowPlan.of_source(ZippedSource(tuple(plans))))
+        """Return the columns of this dataset and of others of the same size, row by row.
+
+        The rows of a shuffled one are brought into one random order on first use, as
+        `random_shuffle(exact=True)` does, which is that of every epoch.
+        """
+        plans = [dataset._fixed_order() for dataset in (self, *other)]  # noqa: SLF001 - the same class
+        return Dataset(RowPlan.of_source(ZippedSource(tuple(plans))), _name=self._name)
 
     def mix(
         self,
@@ -310,10 +313,15 @@ class Dataset:
         weights: Sequence[float] | None = None,
         stopping_condition: MixStoppingCondition = MixStoppingCondition.STOP_ON_LONGEST_DROP,
     ) -> Dataset:
-        """Return the rows of this dataset and of others, interleaved by their weights."""
+        """Return the rows of this dataset and of others, interleaved by their weights.
+
+        If one of them is shuffled, all rows are.
+        """
         plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
         source = mixed_source(plans, weights, stopping_condition)
-        return self._with_plan(RowPlan.of_source(source))
+        return replace(
+            self, _plan=RowPlan.of_source(source), _shuffle=_first_shuffle((self, *other))
+        )
 
     def sort(
         self,
@@ -350,9 +358,13 @@ class Dataset:
         key: str | Sequence[str] | None,
         num_partitions: int | None = None,
     ) -> GroupedData[Dataset]:
-        """Return the rows grouped by columns; None: one group."""
+        """Return the rows grouped by columns; None: one group.
+
+        Functions of `map_groups` get the rows of a group in their order; if the dataset is
+        shuffled, in that of `random_shuffle(exact=True)`.
+        """
         keys = [] if key is None else [key] if isinstance(key, str) else list(key)
-        return GroupedData(self._plan, keys, self._from_operation)
+        return GroupedData(self._plan, self._fixed_order(), keys, self._from_operation)
 
     def aggregate(self, *aggs: Any) -> dict[str, Any]:
         """Return the values of aggregates such as `Sum("x")` over all rows, in one pass."""
@@ -673,9 +685,13 @@ class Dataset:
     ) -> list[DataIterator]:
         """Return `DataIterator`s that share the rows of each epoch, for `n` ranks.
 
-        As with `equal=True` of Ray, they get equal numbers of rows.
+        Their numbers of rows differ by at most one. With `equal` they do not differ: a remainder of
+        fewer than `n` rows is left out.
         """
-        groups = [ShardGroup(rank=rank, world_size=n, world_sizes=(n,)) for rank in range(n)]
+        even_bounds(n, equal=equal)  # refuses other numbers
+        groups = [
+            ShardGroup(rank=rank, world_size=n, world_sizes=(n,), equal=equal) for rank in range(n)
+        ]
         return [DataIterator(ShardPosition(self, group)) for group in groups]
 
     def materialize(
@@ -828,12 +844,20 @@ class Dataset:
     def __getstate__(self) -> dict[str, Any]:
         return {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
 
+    def _fixed_order(self) -> RowPlan:
+        """Return the plan of all rows in one order, which is a random one if they are shuffled."""
+        shuffle = self._shuffle
+        if shuffle.kind == "none":
+            return self._plan
+        if shuffle.kind == "units":
+            return part_plans(self._plan, shuffle, even_bounds(1, equal=False), 1)[0]
+        return _operation_plan(ShuffleOperation(self._plan, shuffle.seed))
+
     def _with_plan(self, plan: RowPlan) -> Dataset:
         return replace(self, _plan=plan)
 
     def _from_operation(self, operation: TableOperation) -> Dataset:
-        rows = Rows(lambda: UnitManifest.of_source(compute(operation)), operation)
-        return Dataset(RowPlan(rows), _name=self._name)
+        return Dataset(_operation_plan(operation), _name=self._name)
 
     def _parts(self, bounds: Bounds, count: int) -> list[Dataset]:
         return [
@@ -888,6 +912,16 @@ def _distinct_names(method: str, names: str | Sequence[str]) -> tuple[str, ...]:
             do="Pass each column once.",
         )
     return columns
+
+
+def _operation_plan(operation: TableOperation) -> RowPlan:
+    return RowPlan(Rows(lambda: UnitManifest.of_source(compute(operation)), operation))
+
+
+def _first_shuffle(datasets: Sequence[Dataset]) -> ShuffleSettings:
+    """Return how the first shuffled dataset is shuffled."""
+    shuffles = (dataset.shuffle_settings for dataset in datasets)
+    return next((one for one in shuffles if one.kind != "none"), UNSHUFFLED)
 
 
 def _seed(seed: int | RandomSeedConfig | None) -> int | None:

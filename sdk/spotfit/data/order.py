@@ -94,6 +94,15 @@ class LaneRange(NamedTuple):
         return self.first + self.rows
 
 
+class RankPlaces(NamedTuple):
+    """Rows of a rank in the order of their places."""
+
+    ranges: list[LaneRange]
+    """Rows of lanes that contain them."""
+    indices: IntArray | None
+    """For each place, the row in the ranges one after the other; None: they are in this order."""
+
+
 class EpochOrder:
     """The order of the rows of one epoch."""
 
@@ -174,6 +183,31 @@ class EpochOrder:
                 begin += part
             lane += 1
         return ranges
+
+    def rank_places(self, first: int, count: int, world_size: int, rank: int) -> RankPlaces:
+        """Return a rank's rows of the places [first, first + count) in steps of a row per rank.
+
+        Of a last step with fewer places than ranks, some ranks have no row.
+        """
+        steps = first + np.arange(count // world_size * world_size).reshape(-1, world_size)
+        # As in `rank_rows`: the places of a step are arranged lane by lane.
+        by_lane = np.argsort(steps % self.settings.lanes, axis=1, kind="stable")[:, rank]
+        places = np.take_along_axis(steps, by_lane[:, None], axis=1)[:, 0]
+        if rest := count % world_size:
+            last = np.arange(first + count - rest, first + count)
+            begin, end = share(rest, world_size, rank)
+            last = last[np.argsort(last % self.settings.lanes, kind="stable")][begin:end]
+            places = np.concatenate([places, last])
+        rows, lanes = np.divmod(places, self.settings.lanes)
+        ranges, indices, offset = [], np.empty_like(rows), 0
+        for lane in np.unique(lanes).tolist():
+            of_lane = rows[lanes == lane]
+            begin, end = int(of_lane.min()), int(of_lane.max()) + 1
+            ranges.append(LaneRange(lane, begin, end - begin))
+            indices[lanes == lane] = of_lane - begin + offset
+            offset += end - begin
+        in_order = len(ranges) == 1 and offset == len(rows)
+        return RankPlaces(ranges, None if in_order else int_array(indices))
 
     def _lane_begin(self, lane: int) -> int:
         each, more = divmod(self.row_count, self.settings.lanes)

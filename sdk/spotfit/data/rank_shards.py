@@ -98,6 +98,24 @@ class DatasetShards:
         for name, iterator in self._iterators.items():
             iterator.position.resume(self._position_of(name))
 
+    def end_error(self) -> ConfigError | None:
+        """Return the error if a pass that a restart had resumed was the last one and is exhausted.
+
+        For a training function that has raised StopIteration: it has asked for more.
+        """
+        for name, iterator in self._iterators.items():
+            if (end := iterator.position.resumed_end) is not None:
+                return ConfigError(
+                    "The training function has raised StopIteration: it asked for more batches of "
+                    f"the dataset {name!r} than were left of epoch {end.epoch}, which a restart "
+                    f"has resumed at row {end.first_row}.",
+                    do="Iterate with a for loop, which ends with the epoch; or, if the function "
+                    "takes a fixed number of batches of each epoch, set dataset_config="
+                    "DataConfig(resume='epoch'): after a restart the epoch then begins again.",
+                    retryable=False,
+                )
+        return None
+
     def _open(self, name: str) -> DataIterator:
         dataset, group = self._datasets[name], self._group
         if self._config.overrides_configure:

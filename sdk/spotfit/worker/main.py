@@ -178,7 +178,12 @@ def _train(
     session.hook_calls.wait_for_phase("train")
     session.hook_calls.serve_in_background()
     connection.send(FunctionStarted())
-    value = function.call()
+    try:
+        value = function.call()
+    except StopIteration as error:
+        if (cause := session.data_end_error()) is not None:
+            raise cause from error
+        raise
     # Before the result is sent: a round that has returned is over, and its checkpoints are final.
     session.wait_for_uploads()
     if framework.leaves_together and start.world_size > 1:

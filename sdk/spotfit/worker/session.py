@@ -332,6 +332,13 @@ class Session:
         if self._pickled_datasets:
             self._dataset_shards.resume(positions)
 
+    def data_end_error(self) -> ConfigError | None:
+        """Return why a StopIteration of the training function would be raised in each retry.
+
+        None if it has another cause than a pass that a restart had resumed.
+        """
+        return self._dataset_shards.end_error() if "_dataset_shards" in vars(self) else None
+
     def _initial_data_positions(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the positions of the checkpoint from which the round has started.
 

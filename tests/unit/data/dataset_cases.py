@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -147,6 +148,13 @@ def row_cases(data: Any) -> dict[str, Case]:
             .select_columns(["x"])
             .zip(rows().select_columns(["x"]), rows().select_columns(["x"]))
             .take(1)
+        ),
+        "zip, shuffled": lambda: (
+            sum(
+                row["x"] == row["x_1"]
+                for row in rows().random_shuffle(seed=1).zip(rows()).take_all()
+            )
+            < len(ROWS)
         ),
         "zip, different sizes": lambda: rows().zip(rows().limit(3)).take(1),
         "sort": lambda: rows().sort("x", descending=True).take(2),
@@ -294,10 +302,16 @@ def output_cases(data: Any) -> dict[str, Case]:
         "iter_batches": lambda: [len(batch["x"]) for batch in rows().iter_batches(batch_size=4)],
         "schema": lambda: repr(rows().schema()),
         "materialize": lambda: rows().map(lambda r: {"x": r["x"]}).materialize().take(2),
-        "streaming_split": lambda: sum(
-            len(list(part.iter_rows())) for part in rows().split(2, equal=True)
-        ),
+        "streaming_split": lambda: sorted(read_together(rows().streaming_split(3))),
+        "streaming_split, equal": lambda: len(read_together(rows().streaming_split(3, equal=True))),
     }
+
+
+def read_together(iterators: list[Any]) -> list[float]:
+    """The rows of all iterators, which Ray lets wait for each other."""
+    with ThreadPoolExecutor(len(iterators)) as pool:
+        parts = pool.map(lambda one: [row["x"] for row in one.iter_rows()], iterators)
+        return [number for part in parts for number in part]
 
 
 def types(dataset: Any) -> list[str]:

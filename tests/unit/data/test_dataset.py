@@ -26,6 +26,7 @@ from spotfit.data.context import DataContext, RandomSeedConfig
 from spotfit.data.dataset import Dataset
 from spotfit.data.expressions import col
 from spotfit.data.operations.unsupported import REFUSED_METHODS
+from spotfit.data.plans.row_plan import ShuffleSettings
 from spotfit.data.plans.transforms import RowCountChangedError
 from tests.unit.data.row_sources import number_source
 
@@ -238,6 +239,59 @@ def test_repartition_keeps_the_rows() -> None:
     assert numbers(3).repartition(2, shuffle=True).shuffle_settings.kind == "rows"
 
 
+# --- After a shuffle ------------------------------------------------------------------------------
+
+
+def test_shuffled_rows_are_zipped_in_a_random_order() -> None:
+    rows = numbers(60, 40).random_shuffle(seed=1).zip(spotfit.data.range(100))
+    pairs = [(row["id"], row["id_1"]) for row in rows.take_all()]
+    assert [number for _, number in pairs] == list(range(100))
+    assert sorted(number for number, _ in pairs) == list(range(100))
+    assert sum(number == other for number, other in pairs) < 20
+
+
+def test_shuffled_rows_of_another_dataset_are_zipped_in_a_random_order() -> None:
+    rows = spotfit.data.range(100).zip(numbers(60, 40).random_shuffle(seed=1))
+    others = [row["id_1"] for row in rows.take_all()]
+    assert others != sorted(others) == list(range(100))
+
+
+def test_datasets_that_are_shuffled_by_one_seed_are_zipped_row_by_row() -> None:
+    pairs = (
+        numbers(60, 40).random_shuffle(seed=1).zip(spotfit.data.range(100).random_shuffle(seed=1))
+    )
+    assert all(row["id"] == row["id_1"] for row in pairs.take_all())
+
+
+def test_shuffled_units_are_zipped_in_their_order() -> None:
+    rows = numbers(*[10] * 8).randomize_block_order(seed=1).zip(spotfit.data.range(80))
+    firsts = [row["id"] for row in rows.take_all()][::10]
+    assert firsts != sorted(firsts) == list(range(0, 80, 10))
+
+
+def test_a_zip_is_the_same_in_every_epoch() -> None:
+    iterator = numbers(60, 40).random_shuffle(seed=1).zip(spotfit.data.range(100)).iterator()
+    epochs = [[row["id"] for row in iterator.iter_rows()] for _ in range(2)]
+    assert epochs[0] == epochs[1]
+
+
+def test_a_mix_is_shuffled_if_one_of_its_datasets_is() -> None:
+    mixed = numbers(60, 40).mix(spotfit.data.range(100).random_shuffle(seed=1))
+    assert mixed.shuffle_settings == ShuffleSettings("rows", 1)
+
+
+def test_groups_of_shuffled_rows_are_random_samples() -> None:
+    rows = spotfit.data.from_items([{"label": n // 50, "id": n} for n in range(100)])
+    firsts = (
+        rows.random_shuffle(seed=1)
+        .groupby("label")
+        .map_groups(lambda group: {name: values[:10] for name, values in group.items()})
+    )
+    found = [row["id"] for row in firsts.take_all()]
+    assert sum(number < 50 for number in found) == 10
+    assert set(found) != {*range(10), *range(50, 60)}
+
+
 # --- Parts ----------------------------------------------------------------------------------------
 
 
@@ -257,6 +311,26 @@ def test_the_parts_of_a_split_are_iterated() -> None:
     assert [row["id"] for row in second.iter_rows()] == [3, 4, 5]
     parts = numbers(3, 3).streaming_split(2, equal=True)
     assert [[row["id"] for row in part.iter_rows()] for part in parts] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_streaming_split_leaves_out_no_row_unless_parts_are_equal() -> None:
+    def counts(*, equal: bool) -> list[int]:
+        parts = numbers(6, 4).streaming_split(3, equal=equal)
+        return [len(list(part.iter_rows())) for part in parts]
+
+    assert counts(equal=False) == [3, 3, 4]
+    assert counts(equal=True) == [3, 3, 3]
+
+
+def test_the_rows_of_a_streaming_split_are_all_rows() -> None:
+    parts = numbers(6, 5).random_shuffle(seed=1).streaming_split(4)
+    rows = [number for part in parts for batch in part.iter_batches() for number in batch["id"]]
+    assert sorted(rows) == list(range(11))
+
+
+def test_a_streaming_split_into_no_parts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="n must be a positive integer"):
+        numbers(3).streaming_split(0)
 
 
 def test_the_test_part_is_last_unless_rows_are_shuffled() -> None:

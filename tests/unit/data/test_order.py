@@ -206,6 +206,23 @@ def test_fixed_batches_per_rank_leave_out_fewer_rows_than_ranks(
     assert row_count - len(trained) < last_world_size
 
 
+@given(plans, st.integers(1, 8), st.data())
+def test_places_by_row_are_those_of_steps_of_one_row_per_rank(
+    plan: Plan, world_size: int, data: st.DataObject
+) -> None:
+    order, row_count = plan.order, len(plan.rows)
+    first = data.draw(st.integers(0, row_count))
+    count = data.draw(st.integers(0, row_count - first))
+    for rank in range(world_size):
+        expected = []
+        for step in range(first, first + count, world_size):
+            places = min(world_size, first + count - step)
+            expected += rows_of(order, order.rank_rows(step, places, world_size, rank))
+        ranges, indices = order.rank_places(first, count, world_size, rank)
+        rows = rows_of(order, ranges)
+        assert (rows if indices is None else [rows[index] for index in indices]) == expected
+
+
 @given(plans)
 def test_windows_of_a_lane_cover_each_row_once_and_lanes_cut_few_units(plan: Plan) -> None:
     order = plan.order

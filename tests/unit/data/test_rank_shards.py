@@ -73,6 +73,19 @@ def test_an_unknown_name_is_a_key_error() -> None:
 # --- positions ------------------------------------------------------------------------------------
 
 
+def test_the_end_of_a_resumed_pass_explains_a_stop_iteration() -> None:
+    ids(shards_of(), "train", batches=5)
+    shards = shards_of(positions=saved)
+    assert shards.end_error() is None
+    assert len(ids(shards, "train")) == 2
+    error = shards.end_error()
+    assert error is not None
+    assert "'train' than were left of epoch 0, which a restart has resumed at row 20" in str(error)
+    assert error.details == {"retryable": False}
+    ids(shards, "train")
+    assert shards.end_error() is None
+
+
 def test_only_shards_that_were_iterated_have_positions() -> None:
     shards = shards_of()
     shards.get("valid")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from spotfit.core.errors import ShippingError
+from spotfit.core.errors import ConfigError, ShippingError
 from spotfit.core.ids import RunId
 from spotfit.host import log
 from spotfit.protocol.worker_agent import StartWorker
@@ -208,3 +208,15 @@ def test_ranks_that_leave_together_wait_for_each_other_after_their_uploads(
     main._train(start, group, connection=group, framework=group, function=group)
     expected = ["group formed", "returned", "uploaded"]
     assert group.calls == [*expected, *(["leave_group"] if waits else [])]
+
+
+@pytest.mark.parametrize("cause", [ConfigError("the resumed pass is exhausted"), None])
+def test_a_stop_iteration_after_a_resumed_pass_is_explained(cause: ConfigError | None) -> None:
+    group: Any = GroupOfTwo(leaves_together=False)
+    group.data_end_error = lambda: cause
+    group.call = lambda: next(iter(()))
+    with pytest.raises(StopIteration if cause is None else ConfigError) as raised:
+        main._train(make_start(), group, connection=group, framework=group, function=group)
+    if cause is not None:
+        assert raised.value is cause
+        assert isinstance(cause.__cause__, StopIteration)

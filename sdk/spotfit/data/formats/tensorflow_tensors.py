@@ -66,6 +66,8 @@ def tf_dataset(
     options.experimental_distribute.auto_shard_policy = (
         tensorflow.data.experimental.AutoShardPolicy.OFF
     )
+    # Batches that TensorFlow reads ahead would count as trained on.
+    options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
 
 

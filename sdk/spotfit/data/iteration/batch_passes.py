@@ -29,6 +29,8 @@ class BatchOptions:
     drop_last: bool
     local_shuffle_buffer_size: int | None
     local_shuffle_seed: int | None
+    by_row: bool = False
+    """Whether the loop gets rows, each of which counts like a batch."""
 
     def __post_init__(self) -> None:
         row_counts = ("batch_size", "global_batch_size", "local_shuffle_buffer_size")
@@ -97,7 +99,8 @@ class BatchPasses:
     """An iterable of batches; each iteration is a new pass.
 
     `convert` is called for every block in the prefetching thread, and `finish` for its result in
-    the thread that iterates.
+    the thread that iterates. With `options.by_row` the values are iterators over rows, and the
+    result of `finish` is a list of rows.
     """
 
     position: ShardPosition
@@ -143,6 +146,7 @@ class _Pass(Iterator[Any]):
         self._progress = passes.progress
         self._progress.passes += 1
         self._finish = passes.finish
+        self._by_row = options.by_row
         self._pass, steps = read_pass(
             passes.position,
             options.rows_per_step,
@@ -150,6 +154,7 @@ class _Pass(Iterator[Any]):
             drop_last=options.drop_last,
             prefetch=options.prefetch_batches,
             local_shuffle=options.shuffle,
+            by_row=options.by_row,
         )
 
         def convert_step(step: tuple[pa.Table, int]) -> _Batch:
@@ -175,6 +180,9 @@ class _Pass(Iterator[Any]):
         progress.waiting_s += self._clock.now() - began_s
         progress.batches += 1
         progress.rows += batch.rows
+        if self._by_row:
+            assert self._finish is not None
+            return self._pass.record_rows(self._finish(batch.value), batch.position)
         self._pass.record_yielded(batch.position)
         return batch.value if self._finish is None else self._finish(batch.value)
 

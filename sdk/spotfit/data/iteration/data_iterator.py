@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 _ROWS_AT_A_TIME = 256
-"""Rows that `iter_rows` converts to Python objects together."""
+"""Rows that `iter_rows` reads, and converts to Python objects, together."""
 
 
 class DataIterator:
@@ -223,9 +224,20 @@ class DataIterator:
         )
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
-        """Return an iterable of rows: dictionaries of Python objects, with arrays for tensors."""
-        blocks = self.iter_batches(batch_size=None, batch_format=None)
-        return _Iterable(lambda: (row for block in blocks for row in _rows(block)))
+        """Return an iterable of rows: dictionaries of Python objects, with arrays for tensors.
+
+        The order is that of `iter_batches(batch_size=1)`.
+        """
+        options = BatchOptions(
+            batch_size=_ROWS_AT_A_TIME,
+            prefetch_batches=1,
+            drop_last=False,
+            local_shuffle_buffer_size=None,
+            local_shuffle_seed=None,
+            by_row=True,
+        )
+        blocks = self._passes(options, lambda block: block, block_rows)
+        return _Iterable(lambda: chain.from_iterable(iter(blocks)))
 
     # --- datasets of frameworks -------------------------------------------------------------------
 
@@ -359,8 +371,3 @@ class _Iterable:
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin()
-
-
-def _rows(block: pa.Table) -> Iterator[dict[str, Any]]:
-    for first in range(0, block.num_rows, _ROWS_AT_A_TIME):
-        yield from block_rows(block.slice(first, _ROWS_AT_A_TIME))

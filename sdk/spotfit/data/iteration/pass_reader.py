@@ -21,13 +21,15 @@ def read_pass(
     drop_last: bool = False,
     prefetch: int = 0,
     local_shuffle: LocalShuffle | None = None,
+    by_row: bool = False,
 ) -> tuple[PassPosition, Iterator[tuple[pa.Table, int]]]:
     """Begin a pass; return it, and an iterator over its steps.
 
     A step has the rows of this rank, and the number of rows of the epoch that all ranks together
     have taken after it. `rows_per_step` is the number of rows of this rank or, if `is_global`, that
     of all ranks; None for steps as large as the windows. `drop_last` omits the last step on all
-    ranks if it has fewer rows. `prefetch` is the number of steps to transform ahead. Raises
+    ranks if it has fewer rows. `by_row` puts together several steps of one row of each rank, in the
+    order of these steps. `prefetch` is the number of steps to transform ahead. Raises
     `ConfigError` if the position to resume belongs to other rows, or for steps with fewer rows than
     ranks.
     """
@@ -41,9 +43,10 @@ def read_pass(
         start=ReadPosition(begun.epoch, begun.first_row),
         world_size=group.world_size,
         rank=group.rank,
+        equal=group.equal,
         feeders=shard.feeders,
     )
-    blocks = reader.steps(rows_per_step, is_global=is_global, prefetch=prefetch)
+    blocks = reader.steps(rows_per_step, is_global=is_global, prefetch=prefetch, by_row=by_row)
     least_rows = step_rows if drop_last and rows_per_step is not None else 1
     return begun, _with_positions(reader, blocks, least_rows)
 

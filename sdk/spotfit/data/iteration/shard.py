@@ -16,14 +16,20 @@ iteration:
 
 A batch counts as taken when the next one is asked for, and at a report: prefetched batches are not
 trained on yet. A `Checkpointer(loader=shard)` counts them by its steps instead, because a training
-framework may ask for the next batch before it trains on one.
+framework may ask for the next batch before it trains on one. Rows that the loop gets one by one
+count in the same way; a step counts all of them.
+
+Some loops take a fixed number of batches of each pass and begin the next one, so that a state which
+is saved after the last of them is within an epoch that the loop does not continue. Therefore a
+state with as many batches as the pass before had when the loop left it is that of the next epoch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotfit.core.errors import ConfigError
@@ -64,6 +70,48 @@ class ShardGroup:
     """Numbers of ranks that the group may have during the run."""
     seed: int = 0
     """Seed of shuffles without a seed of their own; the same during the whole run."""
+    equal: bool = True
+    """Whether all ranks get equally many rows; a remainder at the end of an epoch is left out."""
+
+    @property
+    def least_step_rows(self) -> int:
+        """A remainder of fewer rows is left out at the end of an epoch."""
+        return self.world_size if self.equal else 1
+
+
+class ResumedEnd(NamedTuple):
+    """A pass that a restart had resumed within an epoch, and that the loop has exhausted."""
+
+    epoch: int
+    first_row: int
+
+
+class _Yielded(NamedTuple):
+    consumed: int
+    """Rows of the epoch that all ranks together have taken with these batches."""
+    batches: int
+
+
+class _RowsInUse:
+    """Rows of a block that the loop gets one by one, as many as the iterator has returned."""
+
+    def __init__(self, rows: Sequence[Any], before: int, end: int, world_size: int) -> None:
+        self.iterator = iter(rows)
+        self._count = len(rows)
+        self._before, self._end, self._world_size = before, end, world_size
+        self._recorded = 0
+
+    def take_new(self) -> list[_Yielded]:
+        """Return what the loop has got since the last call; its last row apart from the others."""
+        # Asked of the iterator: a call for each row would cost as much as the row.
+        taken = self._count - length_hint(self.iterator)
+        ends = [end for end in (taken - 1, taken) if end > self._recorded]
+        new = []
+        for end in ends:
+            consumed = min(self._before + end * self._world_size, self._end)
+            new.append(_Yielded(consumed, end - self._recorded))
+            self._recorded = end
+        return new
 
 
 class ShardPosition:
@@ -97,10 +145,18 @@ class ShardPosition:
         self.counts_steps = False
         """Whether batches count by `count_step` only."""
         self._is_resumed = False
-        self._yielded: deque[int] = deque()
-        """For each batch of the current pass that does not count yet: the rows taken with it."""
+        self._yielded: deque[_Yielded] = deque()
+        """Batches of the current pass that do not count yet."""
+        self._rows: _RowsInUse | None = None
+        """The rows of the current pass of which the loop gets one after the other."""
         self._pass: PassPosition | None = None
         """The current pass: an earlier one that is still iterated does not count."""
+        self._pass_batches = 0
+        """Batches of the current pass that count, also before a restart."""
+        self._left_batches: int | None = None
+        """The same of the previous pass, if the loop has left it before its end."""
+        self.resumed_end: ResumedEnd | None = None
+        """The latest pass, if it is one that a restart had resumed and the loop has exhausted."""
 
     @property
     def is_at_end(self) -> bool:
@@ -123,11 +179,12 @@ class ShardPosition:
         rows.
         """
         self._resume_first_pass()
+        self._collect_rows()
         if self._has_started:
-            self._finish_epoch()
-        self._yielded.clear()
-        # Each rank gets the same number of rows of the last step, and at least one.
-        self._min_step_rows = step_rows if drop_last else self.group.world_size
+            self._finish_epoch(is_left=self._pass is not None and not self._pass.is_exhausted)
+        self._clear_yielded()
+        self.resumed_end = None
+        self._min_step_rows = step_rows if drop_last else self.group.least_step_rows
         # An epoch of which rows were taken keeps its order; one that was only looked at does not.
         if self._order is None or not self.consumed:
             self._order = choose_order(self.dataset, self.group, step_rows, local_shuffle)
@@ -136,27 +193,41 @@ class ShardPosition:
 
     def count(self) -> None:
         """Count the batches that the current pass has yielded as taken; called at a report."""
-        while self._yielded and not self.counts_steps:
-            self.count_step()
+        self._collect_rows()
+        self._count_yielded()
 
     def count_step(self) -> None:
-        """Count the oldest batch that does not count yet; called after a step of the training."""
-        if self._yielded:
-            self.consumed, self._has_started = self._yielded.popleft(), True
+        """Count the oldest batch that does not count yet; called after a step of the training.
+
+        Of a pass by rows, count all of them: a step may train on any number of rows.
+        """
+        self._collect_rows()
+        for _ in range(len(self._yielded) if self._rows is not None else 1):
+            self._count_oldest()
 
     def end_epoch(self) -> None:
         """End the epoch if a batch of it was taken, also if its pass is not exhausted."""
         self.count()
         if self.consumed:
-            self._finish_epoch()
+            self._finish_epoch(is_left=False)
+
+    @property
+    def place_to_resume(self) -> tuple[int, int]:
+        """The epoch and its row at which a restart from the current state continues."""
+        if self.consumed and self._pass_batches == self._left_batches:
+            return self.epoch + 1, 0
+        return self.epoch, self.consumed
 
     def state(self) -> dict[str, Any]:
         """Return the position as plain data; {} if no pass has begun."""
         if self._order is None:
             return {}
+        epoch, consumed = self.place_to_resume
         return {
-            "epoch": self.epoch,
-            "consumed": self.consumed,
+            "epoch": epoch,
+            "consumed": consumed,
+            "batches": self._pass_batches if consumed else 0,
+            "left_batches": self._left_batches,
             "manifest": self.dataset.manifest.position_digest[:MANIFEST_DIGITS],
             **self._order._asdict(),
         }
@@ -170,7 +241,11 @@ class ShardPosition:
         self._restore, self._is_resumed = None, bool(state)
         self._has_started, self._pass, self._order = False, None, None
         self.epoch, self.consumed = state.get("epoch", 0), state.get("consumed", 0)
-        self._yielded.clear()
+        # Positions of earlier versions do not have them.
+        self._pass_batches = state.get("batches", 0)
+        self._left_batches = state.get("left_batches")
+        self.resumed_end = None
+        self._clear_yielded()
         if not self.consumed:
             return
         if state["manifest"] != self.dataset.manifest.position_digest[:MANIFEST_DIGITS]:
@@ -196,27 +271,54 @@ class ShardPosition:
         if state:
             self.resume(state)
 
-    def _record_yielded(self, of_pass: PassPosition, consumed: int) -> None:
+    def _record_yielded(self, of_pass: PassPosition, yielded: _Yielded) -> None:
         # The batch before was trained on, because the loop asks for the next one.
         if of_pass is self._pass:
-            self.count()
-            self._yielded.append(consumed)
+            self._count_yielded()
+            self._yielded.append(yielded)
+
+    def _record_rows(self, of_pass: PassPosition, rows: _RowsInUse) -> None:
+        if of_pass is self._pass:
+            self._collect_rows()
+            self._rows = rows
+
+    def _collect_rows(self) -> None:
+        if self._rows is not None and self._pass is not None:
+            for yielded in self._rows.take_new():
+                self._record_yielded(self._pass, yielded)
+
+    def _count_yielded(self) -> None:
+        while self._yielded and not self.counts_steps:
+            self._count_oldest()
+
+    def _count_oldest(self) -> None:
+        if self._yielded:
+            (self.consumed, batches), self._has_started = self._yielded.popleft(), True
+            self._pass_batches += batches
+
+    def _clear_yielded(self) -> None:
+        self._yielded.clear()
+        self._rows = None
 
     def _end_pass(self, of_pass: PassPosition, *, is_exhausted: bool) -> None:
         if of_pass is not self._pass:
             return
+        self._collect_rows()
         if is_exhausted:
-            self.count()
+            self._count_yielded()
             ends_epoch = not self._yielded
+            if of_pass.first_row:
+                self.resumed_end = ResumedEnd(of_pass.epoch, of_pass.first_row)
         else:
             ends_epoch = self._has_started and not self.counts_steps
         # Batches that were read ahead are still trained on: the next pass ends the epoch then.
         if ends_epoch:
-            self._finish_epoch()
+            self._finish_epoch(is_left=not is_exhausted)
 
-    def _finish_epoch(self) -> None:
-        self.epoch, self.consumed = self.epoch + 1, 0
-        self._yielded.clear()
+    def _finish_epoch(self, *, is_left: bool) -> None:
+        self._left_batches = self._pass_batches if is_left else None
+        self.epoch, self.consumed, self._pass_batches = self.epoch + 1, 0, 0
+        self._clear_yielded()
         self._has_started, self._pass = False, None
 
     def _changed_error(self, state: Mapping[str, Any]) -> ConfigError:
@@ -236,16 +338,30 @@ class PassPosition:
         self.order = order
         self.epoch = shard.epoch
         self.first_row = shard.consumed
+        self.is_exhausted = False
+        self._rows_end = shard.consumed
 
     def record_yielded(self, consumed: int) -> None:
         """Record that the loop gets a batch; `consumed` rows are taken once it counts."""
-        self._shard._record_yielded(self, consumed)  # noqa: SLF001 - one unit
+        self._shard._record_yielded(self, _Yielded(consumed, 1))  # noqa: SLF001 - one unit
+
+    def record_rows(self, rows: Sequence[Any], consumed: int) -> Iterator[Any]:
+        """Return an iterator over the rows of a block, each of which counts like a batch.
+
+        `consumed` rows of all ranks together are taken with the last one.
+        """
+        world_size = self._shard.group.world_size
+        in_use = _RowsInUse(rows, self._rows_end, consumed, world_size)
+        self._rows_end = consumed
+        self._shard._record_rows(self, in_use)  # noqa: SLF001 - one unit
+        return in_use.iterator
 
     def end(self, *, is_exhausted: bool) -> None:
         """Record the end of the pass: all batches were taken, or the loop has left it.
 
         Has no effect once another pass has begun.
         """
+        self.is_exhausted = self.is_exhausted or is_exhausted
         self._shard._end_pass(self, is_exhausted=is_exhausted)  # noqa: SLF001
 
 

@@ -35,13 +35,13 @@ class ShardDataPosition:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch, from 0."""
-        return self._position.epoch
+        """Number of the epoch, from 0, in which a restart from the current state continues."""
+        return self._position.place_to_resume[0]
 
     @property
     def consumed(self) -> int:
         """Rows of this epoch that all ranks together have trained on."""
-        return self._position.consumed
+        return self._position.place_to_resume[1]
 
     @property
     def batches_per_epoch(self) -> int:

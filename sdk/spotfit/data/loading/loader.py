@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.formats.batch_formats import concat_blocks
+from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.loading.lane_blocks import BlockCache, BlockPiece, LaneBlock
 from spotfit.data.loading.slices import call_seeded, slice_key
 from spotfit.data.loading.task_pool import TaskPool
@@ -31,6 +32,7 @@ from spotfit.data.plans.transforms import BlockFunction, bind_all
 if TYPE_CHECKING:
     from spotfit.data.loading.slice_tasks import SliceFeeders
     from spotfit.data.plans.row_plan import ShuffledRows
+    from spotfit.data.source import IntArray
 
 _STEPS_PER_REQUEST = 4
 """Steps that are planned when one is taken, so that the first step does not wait for all plans."""
@@ -55,6 +57,10 @@ _FIRST_ROW = ReadPosition()
 class RankReader:
     """The rows of a rank in one epoch, step by step.
 
+    With `equal`, all ranks have the same number of steps, and of rows of a last step that is not
+    complete: fewer rows than there are ranks are left out at the end. Otherwise the ranks' rows of
+    the last step differ by at most one, and a rank without a row has no last step.
+
     `feeders` transform the slices of the dataset; without, this process does.
     """
 
@@ -66,6 +72,7 @@ class RankReader:
         start: ReadPosition = _FIRST_ROW,
         world_size: int = 1,
         rank: int = 0,
+        equal: bool = True,
         feeders: SliceFeeders | None = None,
     ) -> None:
         self._dataset = dataset
@@ -73,6 +80,7 @@ class RankReader:
         self._epoch, self._consumed = start
         self._world_size = world_size
         self._rank = rank
+        self._equal = equal
         self._feeders = feeders
 
     @property
@@ -81,15 +89,19 @@ class RankReader:
         return ReadPosition(self._epoch, self._consumed)
 
     def steps(
-        self, rows_per_step: int | None, *, is_global: bool = False, prefetch: int = 1
+        self,
+        rows_per_step: int | None,
+        *,
+        is_global: bool = False,
+        prefetch: int = 1,
+        by_row: bool = False,
     ) -> Iterator[pa.Table]:
         """Yield this rank's rows of each step, from `position` on.
 
         `rows_per_step` is the number of rows of this rank, or of all ranks if `is_global`. With
-        None, a step ends with a window of the first lane. All ranks have the same number of steps,
-        and of rows of a last step that is not complete; fewer rows than there are ranks are left
-        out at its end.
-        `prefetch` is the number of steps to which transforms are applied before they are needed.
+        None, a step ends with a window of the first lane. `by_row` yields several steps of one row
+        of each rank together, so that the position after each row is known. `prefetch` is the
+        number of steps to which transforms are applied before they are needed.
 
         Raises `ConfigError` if a step has fewer rows than there are ranks, and what a source or a
         transform raises.
@@ -103,14 +115,14 @@ class RankReader:
                 do=f"Set the batch size to {least} or more.",
             )
         factor = 1 if is_global else self._world_size
-        return self._steps(rows_per_step and rows_per_step * factor, prefetch)
+        return self._steps(rows_per_step and rows_per_step * factor, prefetch, by_row=by_row)
 
-    def _steps(self, global_rows: int | None, prefetch: int) -> Iterator[pa.Table]:
+    def _steps(self, global_rows: int | None, prefetch: int, *, by_row: bool) -> Iterator[pa.Table]:
         manifest = self._dataset.manifest
         order = EpochOrder(manifest.unit_rows, self._settings, self._epoch)
         loader = _StepLoader(self._dataset, order, self._feeders)
         try:
-            plan = self._plan(order, global_rows)
+            plan = self._plan(order, global_rows, by_row=by_row)
             for end, block in loader.steps(plan, self._consumed, prefetch):
                 self._consumed = end
                 yield block
@@ -118,18 +130,25 @@ class RankReader:
             loader.close()
         self._consumed = order.row_count
 
-    def _plan(self, order: EpochOrder, global_rows: int | None) -> Iterator[_Step]:
-        """Yield the steps, each of which has rows of all ranks, with those of this rank."""
+    def _plan(self, order: EpochOrder, global_rows: int | None, *, by_row: bool) -> Iterator[_Step]:
+        """Yield the steps in which this rank has rows."""
+        size, rank = self._world_size, self._rank
         position, end = self._consumed, order.row_count
         while position < end:
             wanted = global_rows or self._rows_of_windows(order, position)
             count = min(wanted, end - position)
             is_last = count < wanted
-            if is_last and count < self._world_size:
+            if is_last and self._equal and count < size:
                 return
-            ranges = order.rank_rows(position, count, self._world_size, self._rank, equal=is_last)
+            if by_row:
+                count -= count % size if self._equal else 0
+                ranges, indices = order.rank_places(position, count, size, rank)
+            else:
+                equal = is_last and self._equal
+                ranges, indices = order.rank_rows(position, count, size, rank, equal=equal), None
             position += count
-            yield _Step(position, ranges)
+            if ranges:
+                yield _Step(position, ranges, indices)
 
     def _rows_of_windows(self, order: EpochOrder, position: int) -> int:
         """Return the rows of a step that ends where a window of the first lane ends.
@@ -146,12 +165,15 @@ class _Step(NamedTuple):
     end: int
     """Rows of the epoch that all ranks have taken after this step."""
     ranges: list[LaneRange]
+    indices: IntArray | None
+    """The rows of the ranges in the order of the step; None: all, in this order."""
 
 
 class _StepPieces(NamedTuple):
     number: int
     end: int
     pieces: list[BlockPiece]
+    indices: IntArray | None
 
     @property
     def blocks(self) -> list[LaneBlock]:
@@ -222,7 +244,7 @@ class _StepLoader:
     def _with_pieces(self, number: int, step: _Step) -> _StepPieces:
         cache = self._windows if self._slices is None else self._slices
         pieces = [piece for rows in step.ranges for piece in cache.pieces(rows)]
-        return _StepPieces(number, step.end, pieces)
+        return _StepPieces(number, step.end, pieces, step.indices)
 
     def _locate_slice(self, lane: int, row: int) -> LaneBlock:
         number = row // self._slice_rows
@@ -296,7 +318,8 @@ class _StepLoader:
             for block in step.blocks:
                 if block.result is None:
                     block.result = self._with_user_code(self._user_code, block)
-        return concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
+        block = concat_blocks([piece.cut(piece.block.table()) for piece in step.pieces])
+        return block if step.indices is None else block.take(arrow_array(step.indices))
 
     def _with_user_code(self, function: BlockFunction, block: LaneBlock) -> pa.Table:
         """Return the rows of a slice after the transforms with user code."""

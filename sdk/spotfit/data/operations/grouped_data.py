@@ -31,10 +31,12 @@ class GroupedData(Generic[DatasetT]):
     def __init__(
         self,
         plan: RowPlan,
+        ordered_plan: RowPlan,
         keys: Sequence[str],
         to_dataset: Callable[[TableOperation], DatasetT],
     ) -> None:
-        self._plan = plan
+        """`ordered_plan` has the rows of `plan` in the order in which functions get them."""
+        self._plan, self._ordered_plan = plan, ordered_plan
         self._keys = list(keys)
         self._to_dataset = to_dataset
 
@@ -82,7 +84,7 @@ class GroupedData(Generic[DatasetT]):
         """Return the batches that the function returns for the rows of each group."""
         function = user_function("map_groups", fn, options)
         transform = map_batches_transform(function, batch_format, None)
-        return self._to_dataset(MapGroupsOperation(self._plan, self._keys, transform))
+        return self._to_dataset(MapGroupsOperation(self._ordered_plan, self._keys, transform))
 
     def with_column(
         self, column_name: str, expr: Expr, **_resources: Unpack[ResourceOptions]

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import spotfit.data
 from spotfit.core.errors import ConfigError
 from tests.unit.data.batch_cases import (
     columns,
@@ -31,6 +32,16 @@ DIFFERENCES = {
     *(name for name in CASES if name.startswith("fixed-size list of fixed-size lists: tf")),
     *(name for name in CASES if name.startswith("list of lists of equal lengths: tf")),
 }
+
+
+@pytest.mark.parametrize("items", [1, 3, 10])
+def test_batches_that_the_loop_did_not_get_do_not_count(items: int) -> None:
+    shard = spotfit.data.range(100).iterator()
+    batches = iter(shard.to_tf("id", "id", batch_size=2))
+    for _ in range(items):
+        next(batches)
+    shard.position.count()  # a report
+    assert shard.position.consumed == 2 * items
 
 
 @pytest.mark.parametrize("name", CASES)

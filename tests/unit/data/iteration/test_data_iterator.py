@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
+from spotfit.data.expressions import col
 from spotfit.data.formats.batch_formats import to_block
 from spotfit.data.iteration.data_iterator import DataIterator
 from spotfit.data.iteration.shard import ShardGroup, ShardPosition
@@ -139,6 +143,145 @@ def test_to_torch_yields_features_and_labels() -> None:
 def test_to_torch_without_a_label_yields_none() -> None:
     (pair,) = numbers(1).to_torch()
     assert pair[1] is None
+
+
+# --- restarts -------------------------------------------------------------------------------------
+
+RESTART_ROWS = 1100
+
+
+def as_ids(value: Any) -> list[int]:
+    """The ids of a batch, of a row, or of a pair of features and label."""
+    if isinstance(value, dict):
+        value = value["id"]
+    elif isinstance(value, tuple):
+        value = value[0]
+    return [int(number) for number in np.ravel(np.asarray(value))]
+
+
+READS: dict[str, Callable[[DataIterator], Iterable[Any]]] = {
+    "iter_rows": lambda shard: shard.iter_rows(),
+    "iter_batches": lambda shard: shard.iter_batches(batch_size=7),
+    "iter_batches, global": lambda shard: shard.iter_batches(global_batch_size=12),
+    "iter_batches, blocks": lambda shard: shard.iter_batches(batch_size=None),
+    "iter_batches, no thread": lambda shard: shard.iter_batches(batch_size=7, prefetch_batches=0),
+    "iter_batches, ahead": lambda shard: shard.iter_batches(batch_size=7, prefetch_batches=9),
+    "iter_batches, local shuffle": lambda shard: shard.iter_batches(
+        batch_size=7, local_shuffle_buffer_size=50, local_shuffle_seed=3
+    ),
+    "iter_torch_batches": lambda shard: shard.iter_torch_batches(batch_size=7),
+    "iter_torch_batches, blocks": lambda shard: shard.iter_torch_batches(batch_size=None),
+    "to_torch": lambda shard: shard.to_torch(feature_columns=["id"]),
+    "to_torch, DataLoader": lambda shard: (
+        features for features, _ in DataLoader(WithoutLabel(shard), batch_size=5)
+    ),
+}
+
+
+class WithoutLabel(IterableDataset[Any]):
+    """Features of `to_torch`, and a number as the label, which a DataLoader can stack."""
+
+    def __init__(self, shard: DataIterator) -> None:
+        self._pairs = shard.to_torch(feature_columns=["id"])
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((features, 0) for features, _ in self._pairs)
+
+
+def shards_at(
+    dataset: Dataset, world_size: int, state: dict[str, Any] | None = None
+) -> list[DataIterator]:
+    return [
+        DataIterator(
+            ShardPosition(
+                dataset,
+                ShardGroup(rank=rank, world_size=world_size, world_sizes=(1, 2, 3), seed=5),
+                restore=lambda: state,
+            )
+        )
+        for rank in range(world_size)
+    ]
+
+
+def read_until_report(
+    read: Callable[[DataIterator], Iterable[Any]], shards: list[DataIterator], items: int
+) -> tuple[list[int], dict[str, Any]]:
+    """Return the ids of the first items of all ranks, and the position that a report saves."""
+    rows, states = [], []
+    for shard in shards:
+        iterator = iter(read(shard))
+        rows += [number for item in islice(iterator, items) for number in as_ids(item)]
+        shard.position.count()
+        states.append(shard.position.state())
+    assert all(state == states[0] for state in states)
+    return rows, states[0]
+
+
+@pytest.mark.parametrize("world_sizes", [(1, 1), (2, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize("is_shuffled", [True, False])
+@pytest.mark.parametrize("name", READS)
+def test_every_row_is_read_once_if_the_loop_ends_after_any_item(
+    name: str, *, is_shuffled: bool, world_sizes: tuple[int, int]
+) -> None:
+    units = [spotfit.data.range(RESTART_ROWS // 4) for _ in range(4)]
+    numbered = [
+        unit.with_column("id", col("id") + number * (RESTART_ROWS // 4))
+        for number, unit in enumerate(units)
+    ]
+    dataset = numbered[0].union(*numbered[1:])
+    dataset = dataset.random_shuffle(seed=3) if is_shuffled else dataset
+    before, after = world_sizes
+    for items in (1, 2, 13, 40):
+        shards = shards_at(dataset, before)
+        rows, state = read_until_report(READS[name], shards, items)
+        if state["epoch"]:  # there are fewer blocks
+            break
+        for shard in shards_at(dataset, after, state):
+            rows += [number for item in READS[name](shard) for number in as_ids(item)]
+        assert len(set(rows)) == len(rows)
+        assert len(rows) > RESTART_ROWS - max(world_sizes)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_rows_are_in_the_order_of_batches_of_one_row(world_size: int) -> None:
+    dataset = spotfit.data.range(600)
+    for rank in range(world_size):
+        rows = [row["id"] for row in shard_of(600, rank, world_size).iter_rows()]
+        batches = shards_at(dataset, world_size)[rank].iter_batches(batch_size=1)
+        assert len(rows) == 600 // world_size
+        assert rows == [number for batch in batches for number in as_ids(batch)]
+
+
+def test_a_row_counts_when_the_next_one_is_requested() -> None:
+    shard = shard_of(900, 0)
+    rows = iter(shard.iter_rows())
+    next(rows)
+    rows_2 = iter(shard.iter_rows())  # the first pass was only looked at
+    assert shard.position.epoch == 0
+    next(rows_2), next(rows_2)
+    iter(shard.iter_rows())
+    assert shard.position.epoch == 1
+
+
+def test_a_loop_over_rows_that_is_left_ends_the_epoch() -> None:
+    shard = shard_of(900, 0)
+    for row in shard.iter_rows():
+        if row["id"] == 5:
+            break
+    assert (shard.position.epoch, shard.position.consumed) == (1, 0)
+
+
+def test_a_step_counts_all_rows_that_the_loop_has_got() -> None:
+    shard = shard_of(900, 0)
+    shard.position.counts_steps = True
+    rows = iter(shard.iter_rows())
+    seen = []
+    for _ in range(3):
+        list(islice(rows, 150))
+        shard.position.count_step()
+        shard.position.count()  # a report
+        seen.append(shard.position.consumed)
+    assert seen == [300, 600, 900]
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
-from spotfit.data.iteration.shard import LocalShuffle, ShardGroup, ShardPosition, choose_order
+from spotfit.data.iteration.shard import (
+    LocalShuffle,
+    PassPosition,
+    ShardGroup,
+    ShardPosition,
+    choose_order,
+)
 
 ROWS = 100
 STEP = 10
@@ -124,6 +132,78 @@ def test_a_position_at_the_end_of_an_epoch_resumes_with_an_empty_pass() -> None:
     assert (position.epoch, position.consumed) == (1, 0)
 
 
+# --- loops that take a part of each epoch ---------------------------------------------------------
+
+
+def take_and_report(position: ShardPosition, count: int) -> tuple[PassPosition, dict[str, Any]]:
+    """Begin a pass that takes some batches, and report while the loop still holds its iterator."""
+    this_pass = position.begin_pass(STEP)
+    for taken in range(1, count + 1):
+        this_pass.record_yielded(this_pass.first_row + taken * STEP)
+    position.count()
+    return this_pass, position.state()
+
+
+def resumed_at(state: dict[str, Any]) -> tuple[int, int]:
+    position = make_position()
+    position.resume(state)
+    this_pass = position.begin_pass(STEP)
+    return this_pass.epoch, this_pass.first_row
+
+
+def test_a_loop_that_takes_equal_parts_of_each_epoch_resumes_with_the_next_epoch() -> None:
+    position = make_position()
+    passes = [take_and_report(position, 6) for _ in range(3)]
+    assert [resumed_at(state) for _, state in passes] == [(0, 6 * STEP), (2, 0), (3, 0)]
+
+
+def test_a_loop_that_takes_all_batches_and_no_end_resumes_with_the_next_epoch() -> None:
+    position = make_position()
+    take_and_report(position, ROWS // STEP)
+    assert resumed_at(take_and_report(position, ROWS // STEP)[1]) == (2, 0)
+
+
+def test_a_report_within_a_part_resumes_there_and_the_part_continues() -> None:
+    position = make_position()
+    take_and_report(position, 6)
+    state = take_and_report(position, 4)[1]
+    assert resumed_at(state) == (1, 4 * STEP)
+    resumed = make_position()
+    resumed.resume(state)
+    assert resumed_at(take_and_report(resumed, 2)[1]) == (2, 0)
+
+
+def test_a_loop_whose_last_pass_was_exhausted_resumes_within_the_epoch() -> None:
+    position = make_position()
+    this_pass, _ = take_and_report(position, ROWS // STEP)
+    this_pass.end(is_exhausted=True)
+    assert resumed_at(take_and_report(position, ROWS // STEP)[1]) == (1, ROWS)
+
+
+def test_a_loop_that_has_left_one_pass_resumes_within_the_next_epoch() -> None:
+    position = make_position()
+    take_batches(position, 3)
+    assert resumed_at(take_and_report(position, 5)[1]) == (1, 5 * STEP)
+
+
+def test_positions_of_earlier_versions_are_resumed() -> None:
+    state = _state_at(3 * STEP)
+    del state["batches"], state["left_batches"]
+    assert resumed_at(state) == (0, 3 * STEP)
+
+
+def test_the_end_of_a_resumed_pass_is_known_until_the_next_pass_begins() -> None:
+    position = make_position()
+    position.resume(_state_at(6 * STEP))
+    position.begin_pass(STEP).end(is_exhausted=True)
+    assert position.resumed_end == (0, 6 * STEP)
+    position.begin_pass(STEP).end(is_exhausted=True)
+    assert position.resumed_end is None
+
+
+# --- resumes --------------------------------------------------------------------------------------
+
+
 def test_the_first_pass_reads_the_position_to_resume() -> None:
     reads: list[str] = []
 
@@ -211,7 +291,7 @@ def test_the_order_is_the_same_on_all_ranks_and_for_all_sizes_of_the_group() -> 
     assert len(orders) == 1
 
 
-def _state_at(consumed: int) -> dict[str, object]:
+def _state_at(consumed: int) -> dict[str, Any]:
     position = make_position()
     position.begin_pass(STEP).record_yielded(consumed)
     position.count()

@@ -73,6 +73,22 @@ def test_a_restore_returns_the_shard_to_its_position(session: LocalSession) -> N
     assert rest["id"].tolist() == [8, 9, 10, 11]
 
 
+def test_a_loop_that_takes_a_part_of_each_epoch_restores_the_next_one(
+    session: LocalSession,
+) -> None:
+    shard = spotfit.get_dataset_shard("train")
+    checkpointer = make_checkpointer(shard, every=2)
+    for _ in range(2):
+        batches = iter(shard.iter_batches(batch_size=4))
+        for _ in range(2):
+            next(batches)
+            checkpointer.step()
+    restored = checkpointer.restore()
+    assert restored is not None
+    assert restored.epoch == 2
+    assert len(list(shard.iter_batches(batch_size=4))) == 3
+
+
 def test_the_end_of_an_epoch_can_be_recorded(session: LocalSession) -> None:
     shard = spotfit.get_dataset_shard("train")
     checkpointer = make_checkpointer(shard)

@@ -157,6 +157,38 @@ def test_fewer_rows_than_ranks_at_the_end_are_no_step() -> None:
     assert {reader.position.consumed for reader in readers} == {32}
 
 
+def test_unequal_shares_leave_out_no_row() -> None:
+    readers = all_ranks(CountingSource([31, 20]).dataset, 3, equal=False)
+    rows = [global_step(list(reader.steps(8))) for reader in readers]
+
+    assert sorted(row for part in rows for row in part) == list(range(51))
+    assert [len(part) for part in rows] == [17, 17, 17]
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_rank_without_a_row_of_the_last_step_has_no_such_step(*, by_row: bool) -> None:
+    readers = all_ranks(CountingSource([26]).dataset, 3, equal=False)
+    lengths = [[block.num_rows for block in reader.steps(4, by_row=by_row)] for reader in readers]
+
+    assert lengths == [[4, 4], [4, 4, 1], [4, 4, 1]]
+    assert {reader.position.consumed for reader in readers} == {26}
+
+
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_steps_by_row_are_in_the_order_of_steps_of_one_row(world_size: int, *, equal: bool) -> None:
+    dataset = CountingSource([33] * 3).dataset
+    for rank in range(world_size):
+        share: dict[str, Any] = {
+            "world_size": world_size,
+            "rank": rank,
+            "equal": equal,
+            "consumed": 4,
+        }
+        by_row = reader_of(dataset, **share).steps(8, by_row=True)
+        assert global_step(list(by_row)) == global_step(list(reader_of(dataset, **share).steps(1)))
+
+
 def test_a_dataset_without_rows_has_no_steps() -> None:
     reader = reader_of(CountingSource([0, 0]).dataset, OrderSettings())
 
