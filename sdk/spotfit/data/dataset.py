@@ -101,6 +101,7 @@ class Dataset:
     _plan: RowPlan
     _shuffle: ShuffleSettings = UNSHUFFLED
     _name: str | None = None
+    _steps: tuple[Any, ...] | None = ()
 
     @classmethod
     def of_source(cls, source: Source) -> Dataset:
@@ -118,13 +119,22 @@ class Dataset:
         return self._plan.transforms
 
     @property
+    def steps(self) -> tuple[Any, ...] | None:
+        """What has changed the values of these rows, also before they were computed or written.
+
+        Transforms, and functions of `flat_map`; None if they are unknown or differ among the rows.
+        """
+        return self._steps
+
+    @property
     def shuffle_settings(self) -> ShuffleSettings:
         """How each epoch is shuffled."""
         return self._shuffle
 
     def with_transform(self, transform: Transform) -> Dataset:
         """Return this dataset with another transform after all others."""
-        return replace(self, _plan=self._plan.with_transform(transform))
+        plan = self._plan.with_transform(transform)
+        return replace(self, _plan=plan, _steps=self._steps_with(transform))
 
     def as_source(self) -> Source:
         """Return a source of this dataset's rows, after its transforms and in unshuffled order."""
@@ -272,7 +282,8 @@ class Dataset:
         are read: it must depend on its row only. Use `materialize(url)` for expensive ones.
         """
         function = user_function("flat_map", fn, options)
-        return self._with_plan(RowPlan.of_source(FlatMapSource(self._plan, function)))
+        plan = RowPlan.of_source(FlatMapSource(self._plan, function))
+        return replace(self, _plan=plan, _steps=self._steps_with(function))
 
     def limit(self, limit: int) -> Dataset:
         """Return the first rows; of shuffled rows, a random sample."""
@@ -297,12 +308,15 @@ class Dataset:
         datasets = (self, *other)
         plans = [dataset._plan for dataset in datasets]  # noqa: SLF001 - the same class
         shuffles = (one.shuffle_settings for one in datasets if one.shuffle_settings.kind != "none")
-        return replace(self, _plan=RowPlan.concat(plans), _shuffle=next(shuffles, UNSHUFFLED))
+        shuffle = next(shuffles, UNSHUFFLED)
+        steps = _common_steps(datasets)
+        return replace(self, _plan=RowPlan.concat(plans), _shuffle=shuffle, _steps=steps)
 
     def zip(self, *other: Dataset) -> Dataset:
         """Return the columns of this dataset and of others of the same size, row by row."""
         plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
-        return self._with_plan(RowPlan.of_source(ZippedSource(tuple(plans))))
+        plan = RowPlan.of_source(ZippedSource(tuple(plans)))
+        return replace(self, _plan=plan, _steps=_common_steps((self, *other)))
 
     def mix(
         self,
@@ -313,7 +327,8 @@ class Dataset:
         """Return the rows of this dataset and of others, interleaved by their weights."""
         plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
         source = mixed_source(plans, weights, stopping_condition)
-        return self._with_plan(RowPlan.of_source(source))
+        steps = _common_steps((self, *other))
+        return replace(self, _plan=RowPlan.of_source(source), _steps=steps)
 
     def sort(
         self,
@@ -325,7 +340,8 @@ class Dataset:
 
         They are sorted on first use: in memory, or by DuckDB if they do not fit.
         """
-        return self._from_operation(SortOperation(self._plan, key, descending))
+        ordered = self._from_operation(SortOperation(self._plan, key, descending))
+        return replace(ordered, _steps=self._steps)
 
     def join(
         self,
@@ -343,7 +359,8 @@ class Dataset:
         It is computed on first use: in memory, or by DuckDB if the rows do not fit.
         """
         keys = JoinKeys.of_arguments(join_type, on, right_on, (left_suffix, right_suffix))
-        return self._from_operation(JoinOperation(self._plan, ds._plan, keys))
+        joined = self._from_operation(JoinOperation(self._plan, ds._plan, keys))
+        return replace(joined, _steps=() if self._steps == () and ds.steps == () else None)
 
     def groupby(
         self,
@@ -382,7 +399,8 @@ class Dataset:
         if num_blocks is not None:
             log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
         if exact:
-            return self._from_operation(ShuffleOperation(self._plan, _seed(seed)))
+            shuffled = self._from_operation(ShuffleOperation(self._plan, _seed(seed)))
+            return replace(shuffled, _steps=self._steps)
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
     def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
@@ -694,8 +712,10 @@ class Dataset:
         """
         if path is None:
             table = concat_blocks([*self._ordered_blocks()] or [empty_table(self._plan.schema)])
-            return replace(Dataset.of_source(TableSource(table)), _name=self._name)
-        return replace(Dataset.of_source(self._write_once(path, row_group_bytes)), _name=self._name)
+            source: Source = TableSource(table)
+        else:
+            source = self._write_once(path, row_group_bytes)
+        return replace(Dataset.of_source(source), _name=self._name, _steps=self._steps)
 
     def _write_once(self, path: str | Path, row_group_bytes: int) -> Source:
         operation = self._plan.rows.operation
@@ -826,14 +846,19 @@ class Dataset:
 
     # Without the counter of iterators.
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
+        state = {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
+        # The functions of steps before materialize() may be large, or impossible to pickle.
+        return {**state, "_steps": None}
 
     def _with_plan(self, plan: RowPlan) -> Dataset:
         return replace(self, _plan=plan)
 
     def _from_operation(self, operation: TableOperation) -> Dataset:
         rows = Rows(lambda: UnitManifest.of_source(compute(operation)), operation)
-        return Dataset(RowPlan(rows), _name=self._name)
+        return Dataset(RowPlan(rows), _name=self._name, _steps=None if self._steps else self._steps)
+
+    def _steps_with(self, step: Any) -> tuple[Any, ...] | None:
+        return None if self._steps is None else (*self._steps, step)
 
     def _parts(self, bounds: Bounds, count: int) -> list[Dataset]:
         return [
@@ -888,6 +913,18 @@ def _distinct_names(method: str, names: str | Sequence[str]) -> tuple[str, ...]:
             do="Pass each column once.",
         )
     return columns
+
+
+def _common_steps(datasets: Sequence[Dataset]) -> tuple[Any, ...] | None:
+    """Return the steps of all these datasets if they are equal, else None."""
+    first, *others = (_step_identities(dataset) for dataset in datasets)
+    return datasets[0].steps if all(other == first for other in others) else None
+
+
+def _step_identities(dataset: Dataset) -> list[Any] | None:
+    if dataset.steps is None:
+        return None
+    return [getattr(step, "identity", step) for step in dataset.steps]
 
 
 def _seed(seed: int | RandomSeedConfig | None) -> int | None:
