@@ -77,13 +77,14 @@ class UserFunction:
             call = self._noted(call)(*self.constructor_args, **self.constructor_kwargs)
         return self._noted(partial(self._call, call))
 
-    def _call(self, function: Callable[..., Any], batch: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *values: Any) -> Any:
         if not _reports_unknown_columns.get():
-            return function(batch, *self.args, **self.kwargs)
+            return function(*values, *self.args, **self.kwargs)
+        batch, *others = values
         if isinstance(batch, dict):
             batch = _KnownColumns(batch, self.name)
         try:
-            return function(batch, *self.args, **self.kwargs)
+            return function(batch, *others, *self.args, **self.kwargs)
         except KeyError as error:
             column = _missing_column(error, batch)
             if column is None:
