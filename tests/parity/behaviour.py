@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,7 @@ class TrainingApi:
         self.name = name
         self.train: Any = importlib.import_module(name)
         self.torch: Any = importlib.import_module(f"{name}.torch")
+        self.data: Any = importlib.import_module("ray.data" if "ray" in name else f"{name}.data")
         self.scratch = scratch
 
     @property
@@ -1067,6 +1069,99 @@ def invalid_calls_in_local_mode(api: TrainingApi) -> Any:
         return [data, unknown, known_bases(catch(train.get_context().get_storage))]
 
     return api.fit(f, workers=0, datasets={"known": lambda: [1, 2]}).return_value
+
+
+# --- datasets, as in the guides of Ray Train and Ray Data -----------------------------------------
+
+
+INGEST_ROWS = 64
+
+
+def csv_rows(api: TrainingApi) -> Any:
+    """Return a dataset of 64 rows with the columns x and y in four files."""
+    folder = api.scratch / "csv"
+    folder.mkdir()
+    for first in range(0, INGEST_ROWS, 16):
+        lines = [f"{number},{number % 2}" for number in range(first, first + 16)]
+        (folder / f"{first:02d}.csv").write_text("\n".join(["x,y", *lines]))
+    return api.data.read_csv(str(folder))
+
+
+def halve(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["x"] / 2, "y": batch["y"]}
+
+
+def write_rows_by_epoch(config: dict[str, Any]) -> None:
+    """Iterate over the shards of all datasets twice; write the values of x and the dtype."""
+    train: Any = import_api(config)
+    seen: dict[str, Any] = {}
+    for name in config["datasets"]:
+        shard = train.get_dataset_shard(name)
+        epochs = []
+        for _ in range(2):
+            batches = list(shard.iter_torch_batches(batch_size=8))
+            epochs.append([float(value) for batch in batches for value in batch["x"]])
+            seen[f"dtypes of {name}"] = sorted({str(batch["x"].dtype) for batch in batches})
+        seen[name] = epochs
+    rank = train.get_context().get_world_rank()
+    Path(config["place"], f"rows{rank}").write_text(json.dumps(seen))
+    train.report({"epochs": 2})
+
+
+def fit_on(api: TrainingApi, datasets: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    """Train with two workers; return what each has written."""
+    config = {"datasets": sorted(datasets)}
+    api.fit(write_rows_by_epoch, workers=2, datasets=datasets, config=config, **options)
+    return [json.loads((api.scratch / f"rows{rank}").read_text()) for rank in range(2)]
+
+
+@probe
+def batches_of_a_transformed_dataset_in_two_epochs(api: TrainingApi) -> Any:
+    workers = fit_on(api, {"train": csv_rows(api).map_batches(halve)})
+    rows = [sorted(row for one in workers for row in one["train"][epoch]) for epoch in range(2)]
+    expected = [number / 2 for number in range(INGEST_ROWS)]
+    sizes = [[len(epoch) for epoch in one["train"]] for one in workers]
+    return [rows == [expected, expected], sizes, workers[0]["dtypes of train"]]
+
+
+@probe
+def only_the_training_rows_are_split(api: TrainingApi) -> Any:
+    rows = csv_rows(api)
+    train, valid = rows.train_test_split(0.25)
+    config = api.train.DataConfig(datasets_to_split=["train"])
+    workers = fit_on(api, {"train": train, "valid": valid}, dataset_config=config)
+    trained = sorted(row for one in workers for row in one["train"][0])
+    validated = [sorted(one["valid"][0]) for one in workers]
+    # Which rows are in the parts depends on the order in which Ray has read the files.
+    all_rows = sorted([*trained, *validated[0]]) == [float(n) for n in range(INGEST_ROWS)]
+    return [len(trained), [len(part) for part in validated], validated[0] == validated[1], all_rows]
+
+
+@probe
+def rows_are_shuffled_in_each_epoch(api: TrainingApi) -> Any:
+    workers = fit_on(api, {"train": csv_rows(api).materialize().random_shuffle()})
+    epochs = [[row for one in workers for row in one["train"][epoch]] for epoch in range(2)]
+    first, second = epochs
+    is_every_row = sorted(first) == sorted(second) == [float(n) for n in range(INGEST_ROWS)]
+    return [first == second, first == sorted(first), second == sorted(second), is_every_row]
+
+
+@probe
+def rows_of_a_fitted_preprocessor(api: TrainingApi) -> Any:
+    preprocessors = importlib.import_module(f"{api.data.__name__}.preprocessors")
+    scaled = preprocessors.MinMaxScaler(["x"]).fit_transform(csv_rows(api)).materialize()
+    workers = fit_on(api, {"train": scaled})
+    values = sorted(row for one in workers for row in one["train"][1])
+    return [scaled.count(), round(values[0], 6), round(values[1], 6), round(values[-1], 6)]
+
+
+@probe
+def parts_of_a_streaming_split(api: TrainingApi) -> Any:
+    parts = csv_rows(api).streaming_split(2, equal=True)
+    # In threads: each pass begins when all parts are read.
+    with ThreadPoolExecutor(2) as pool:
+        rows = list(pool.map(lambda part: [row["x"] for row in part.iter_rows()], parts))
+    return [[len(part) for part in rows], sorted(rows[0] + rows[1]) == list(range(INGEST_ROWS))]
 
 
 def main() -> None:

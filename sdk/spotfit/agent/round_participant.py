@@ -298,6 +298,7 @@ class RoundParticipant:
             has_snapshots=any(checkpoint.is_snapshot for checkpoint in view.checkpoints),
             replica_target=self._replica_target,
             devices=self._devices,
+            default_metadata=spec.default_metadata,
             scratch_dir=self._scratch,
             collective_timeout_s=spec.collective_timeout_s,
             relax_collectives=spec.relax_collectives,

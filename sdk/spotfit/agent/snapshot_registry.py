@@ -64,6 +64,7 @@ class SnapshotRegistry:
         self._local_ranks: tuple[int, ...] = ()
         self._paths_by_shard: dict[SnapshotShard, Path] = {}
         self._round = -1
+        self._default_metadata = ""
         self._unnamed: dict[tuple[int, int], SnapshotReport] = {}
         """Snapshots without a checkpoint name, by rank and report index."""
         self._at_end: dict[int, SnapshotReport] = {}
@@ -77,6 +78,7 @@ class SnapshotRegistry:
         """
         if start.round != self._round:  # the first worker of a new round
             self._round = start.round
+            self._default_metadata = start.default_metadata
             self._unnamed.clear()
             self._last_replicas.clear()
             # Shared rings of earlier rounds: the workers that read through them have exited.
@@ -187,6 +189,7 @@ class SnapshotRegistry:
             metrics=_metrics_decoder.decode(assignment.metrics),
             files=(),
             reason=snapshot.reason,
+            default_metadata=self._default_metadata,
         )
         job = encode_upload_job(SnapshotUploadJob(snapshot.segment, manifest, assignment.parent))
         request = RequestUpload(

@@ -182,6 +182,8 @@ def _reader_lock_path(directory: Path) -> Path:
 
 # Ray's name and format: checkpoints can be moved between the two libraries.
 METADATA_FILE = ".metadata.json"
+DEFAULT_METADATA_FILE = ".default_metadata.json"
+"""Metadata that spotfit has added, which apply if the user's metadata have none of their keys."""
 _metadata_decoder = msgspec.json.Decoder(dict[str, Any])
 # Methods of `ray.train.Checkpoint` in earlier versions of Ray, and what replaces them.
 _REMOVED_METHODS = {
@@ -363,19 +365,40 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
     def get_metadata(self) -> dict[str, Any]:
         """Return the user's metadata from the file `.metadata.json`; {} if none was set.
 
-        Reads the storage at each call. Raises `IntegrityError` if the file is not a JSON object.
+        With the preprocessor of the trainer's dataset "train", if there is one and the user's
+        metadata have none. Reads the storage at each call. Raises `IntegrityError` if a file is not
+        a JSON object.
         """
+        metadata = self._read_metadata(METADATA_FILE)
+        files = self._expected_files
+        if files is None or any(file.name == DEFAULT_METADATA_FILE for file in files):
+            defaults = self._read_metadata(DEFAULT_METADATA_FILE)
+            # All or none: they may be two forms of the same value.
+            if not defaults.keys() & metadata.keys():
+                return {**defaults, **metadata}
+        return metadata
+
+    def _read_metadata(self, file: str) -> dict[str, Any]:
         try:
-            return _metadata_decoder.decode(self._store.get(self._metadata_key))
+            return _metadata_decoder.decode(self._store.get(f"{self._folder}/{file}"))
         except NotFoundError:
             return {}
         except DECODE_ERRORS as error:
             raise IntegrityError(
-                f"The metadata file {METADATA_FILE} of the checkpoint at {self.path} is corrupt: "
-                f"it is not a JSON object ({error}).",
+                f"The metadata file {file} of the checkpoint at {self.path} is corrupt: it is not "
+                f"a JSON object ({error}).",
                 do="Replace the metadata with Checkpoint.set_metadata(), or correct the file.",
-                file=METADATA_FILE,
+                file=file,
             ) from None
+
+    def set_default_metadata(self, metadata: dict[str, Any]) -> None:
+        """Write metadata that apply if the user's metadata have none of their keys.
+
+        In local mode; a worker's upload writes them for a run. Only for a checkpoint whose files
+        are not verified.
+        """
+        body = msgspec.json.encode(metadata)
+        self._store.put(f"{self._folder}/{DEFAULT_METADATA_FILE}", body)
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace the user's metadata, the file `.metadata.json` in the checkpoint's folder.
@@ -393,7 +416,7 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
         `IntegrityError` if the present file is not a JSON object, and `TypeError` for values that
         cannot be encoded. See `set_metadata`.
         """
-        self.set_metadata({**self.get_metadata(), **metadata})
+        self.set_metadata({**self._read_metadata(METADATA_FILE), **metadata})
 
     def open_snapshot(self) -> SavedState:
         """Open the snapshot that a `Checkpointer` saved in this checkpoint.

@@ -53,6 +53,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data_positions: dict[str, dict[str, Any]] = {}
     """Position in each of the trainer's datasets, as `data.shard.ShardPosition.state` returns it;
     {} for a snapshot, whose index has them."""
+    default_metadata: str = ""
+    """`RunSpec.default_metadata`, which the first of `ranks` copies into the checkpoint."""
 
     @property
     def folder(self) -> str:

@@ -18,13 +18,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint
+from spotfit.checkpoint.checkpoint_dir import DEFAULT_METADATA_FILE, METADATA_FILE, Checkpoint
 from spotfit.checkpoint.committed import UploadFn
 from spotfit.checkpoint.format import Chunk, encode_index, index_filename
 from spotfit.checkpoint.gc import write_references
@@ -44,6 +45,7 @@ from spotfit.core.errors import (
 )
 from spotfit.host import env, log
 from spotfit.host.system import SystemClock
+from spotfit.ledger import keys
 from spotfit.store.api import Store
 from spotfit.store.transfer import (
     FileRecord,
@@ -118,8 +120,11 @@ def save_existing_files(
 def _write_manifest(
     store: Store, part: Manifest, files: Sequence[FileRecord], parent: str
 ) -> Manifest:
+    # A folder without files may not exist, and the user has not written to it.
+    added = _add_default_metadata(store, part) if files else ()
+    files = [file for file in files if not added or file.name != DEFAULT_METADATA_FILE]
     inherited = tuple(_inherited_files(store, parent, part, files)) if parent else ()
-    manifest = replace(part, files=(*files, *inherited))
+    manifest = replace(part, files=(*files, *added, *inherited))
     # Before the manifest: garbage collection deletes files that no reference protects.
     write_references(
         store, manifest, (part.custom_folder, *(file.source_prefix for file in inherited))
@@ -132,7 +137,7 @@ def _inherited_files(
     store: Store, parent: str, manifest: Manifest, files: Sequence[FileRecord]
 ) -> Iterator[FileRecord]:
     """Yield files that this rank saved to the parent and has not replaced."""
-    replaced = {METADATA_FILE, *(file.name for file in files)}
+    replaced = {METADATA_FILE, DEFAULT_METADATA_FILE, *(file.name for file in files)}
     earlier = latest_manifest_of(store, parent, manifest.rank)
     if earlier is None:
         return
@@ -142,6 +147,33 @@ def _inherited_files(
         # was there before has been replaced or deleted.
         if file.name not in replaced and folder != manifest.folder:
             yield replace(file, source_prefix=folder)
+
+
+def _add_default_metadata(store: Store, part: Manifest) -> tuple[FileRecord, ...]:
+    """Copy the metadata of the run into the checkpoint's folder; return the record of the file.
+
+    Only for the first rank, which writes the file for all. A copy, so that the folder can be used
+    without the run.
+    """
+    if not part.default_metadata or part.rank != min(part.ranks):
+        return ()
+    body = _read_default_metadata(store, part.default_metadata)  # type: ignore[arg-type]
+    store.put(f"{part.folder}/{DEFAULT_METADATA_FILE}", body)
+    digest = hashlib.sha256(body).hexdigest()
+    return (FileRecord(DEFAULT_METADATA_FILE, len(body), digest),)
+
+
+# The same object for all checkpoints of a fit.
+@lru_cache(maxsize=1)
+def _read_default_metadata(store: Store, key: str) -> bytes:
+    body = store.get(key)
+    if key != keys.default_metadata(hashlib.sha256(body).hexdigest()):
+        raise IntegrityError(
+            f"The object {key} in {store.url} was changed: its name is not the hash of it.",
+            do="Start the run again, which writes the object again.",
+            object=key,
+        )
+    return body
 
 
 # --- snapshots -----------------------------------------------------------------------------------
@@ -248,7 +280,9 @@ def upload_snapshot(
     store.put(f"{part.folder}/{name}", body)
     # The index has a SHA-256: through it every chunk's hash is verified on restore.
     index_record = FileRecord(name, len(body), hashlib.sha256(body).hexdigest())
-    manifest = replace(part, files=(index_record, *_chunk_records(chunks)), step=index.step)
+    metadata = _add_default_metadata(store, part)
+    files = (index_record, *metadata, *_chunk_records(chunks))
+    manifest = replace(part, files=files, step=index.step)
     write_references(store, manifest, (chunk.source_prefix for chunk in chunks))
     store.put(part.key, encode(manifest))
     uploaded.record(manifest)

@@ -14,12 +14,13 @@ Local mode (`num_workers=0`): the function runs in this process, without workers
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from types import FrameType
@@ -52,6 +53,7 @@ from spotfit.code.code_bundle import (
 )
 from spotfit.code.function_pickle import takes_config
 from spotfit.core.errors import (
+    AlreadyExistsError,
     ConfigError,
     JournalError,
     RunActiveError,
@@ -61,6 +63,7 @@ from spotfit.core.errors import (
 )
 from spotfit.frameworks.backend_config import backend_hooks_class
 from spotfit.host import log, system
+from spotfit.ledger import keys
 from spotfit.ledger.authenticated_store import AuthenticatedStore
 from spotfit.ledger.journal import Ledger, check_no_gaps, read_run_id
 from spotfit.model.events import FitStarted
@@ -305,6 +308,7 @@ def _register_run(
         storage_url=preflight.store.url,
         code_bundle=msgspec.to_builtins(code_bundle),
     )
+    spec = replace(spec, default_metadata=_store_default_metadata(request, preflight.store))
     # In the spec, because workers use the prior to choose their checkpoint interval, and they
     # cannot open a provisioner.
     traits = preflight.provisioner.traits
@@ -339,6 +343,22 @@ def _store_tables(request: FitRequest, store: Store) -> AbstractContextManager[N
     from spotfit.data.sources.stored_table import tables_stored_in
 
     return tables_stored_in(store)
+
+
+def _store_default_metadata(request: FitRequest, store: Store) -> str:
+    """Store the metadata that every checkpoint has by default; return its key, '' without any."""
+    if not request.datasets:
+        return ""
+    from spotfit.data.preprocessors.stored_preprocessor import default_metadata
+
+    metadata = default_metadata(request.datasets)
+    if not metadata:
+        return ""
+    body = msgspec.json.encode(metadata)
+    key = keys.default_metadata(hashlib.sha256(body).hexdigest())
+    with suppress(AlreadyExistsError):  # the key is the hash of the content
+        store.create(key, body)
+    return key
 
 
 def _warn_if_finished(view: JournalView) -> None:

@@ -132,9 +132,27 @@ def _check_transforms(name: str, dataset: Dataset) -> None:
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - a function of the user raises anything
+        if isinstance(error, KeyError):
+            _check_columns_of_functions(dataset)
         log.warning(
             "data.transforms_failed", dataset=name, reason=f"{type(error).__name__}: {error}"
         )
+
+
+def _check_columns_of_functions(dataset: Dataset) -> None:
+    """Transform the first rows again. Raises `ConfigError` if a function reads an unknown column.
+
+    The key of another dictionary, such as `os.environ`, may exist on the machines.
+    """
+    from spotfit.data.user_functions import unknown_columns_reported
+
+    try:
+        with unknown_columns_reported():
+            dataset.schema()
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the caller logs that of the first call
+        log.debug("data.transforms_failed_again", reason=f"{type(error).__name__}: {error}")
 
 
 def _check_type(name: str, dataset: Any) -> Dataset:

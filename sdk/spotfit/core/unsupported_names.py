@@ -178,14 +178,16 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, str] = {
 """Arguments that only trainers of Ray AIR had, and what to do instead."""
 
 
-def missing_attribute_error(module: str, name: str) -> AttributeError | UnsupportedNameError:
+def missing_attribute_error(
+    module: str, name: str, unsupported: UnsupportedName | None = None
+) -> AttributeError | UnsupportedNameError:
     """Return what the `__getattr__` of a package raises for a name that it does not have.
 
     An AttributeError, which has the remedy if the name is one of Ray. For `from module import name`
     of such a name an `UnsupportedNameError`: an AttributeError would lose its text. To be called by
-    `__getattr__` itself.
+    `__getattr__` itself. `unsupported` describes a name that is not in `UNSUPPORTED_NAMES`.
     """
-    unsupported = UNSUPPORTED_NAMES.get(module, {}).get(name)
+    unsupported = unsupported or UNSUPPORTED_NAMES.get(module, {}).get(name)
     if unsupported is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     error = UnsupportedNameError(

@@ -101,6 +101,7 @@ class Dataset:
     _plan: RowPlan
     _shuffle: ShuffleSettings = UNSHUFFLED
     _name: str | None = None
+    _steps: tuple[Any, ...] | None = ()
 
     @classmethod
     def of_source(cls, source: Source) -> Dataset:
@@ -118,13 +119,22 @@ class Dataset:
         return self._plan.transforms
 
     @property
+    def steps(self) -> tuple[Any, ...] | None:
+        """What has changed the values of these rows, also before they were computed or written.
+
+        Transforms, and functions of `flat_map`; None if they are unknown or differ among the rows.
+        """
+        return self._steps
+
+    @property
     def shuffle_settings(self) -> ShuffleSettings:
         """How each epoch is shuffled."""
         return self._shuffle
 
     def with_transform(self, transform: Transform) -> Dataset:
         """Return this dataset with another transform after all others."""
-        return replace(self, _plan=self._plan.with_transform(transform))
+        plan = self._plan.with_transform(transform)
+        return replace(self, _plan=plan, _steps=self._steps_with(transform))
 
     def as_source(self) -> Source:
         """Return a source of this dataset's rows, after its transforms and in unshuffled order."""
@@ -272,7 +282,8 @@ class Dataset:
         are read: it must depend on its row only. Use `materialize(url)` for expensive ones.
         """
         function = user_function("flat_map", fn, options)
-        return self._with_plan(RowPlan.of_source(FlatMapSource(self._plan, function)))
+        plan = RowPlan.of_source(FlatMapSource(self._plan, function))
+        return replace(self, _plan=plan, _steps=self._steps_with(function))
 
     def limit(self, limit: int) -> Dataset:
         """Return the first rows; of shuffled rows, a random sample."""
@@ -296,7 +307,9 @@ class Dataset:
         """
         datasets = (self, *other)
         plans = [dataset._plan for dataset in datasets]  # noqa: SLF001 - the same class
-        return replace(self, _plan=RowPlan.concat(plans), _shuffle=_first_shuffle(datasets))
+        steps = _common_steps(datasets)
+        shuffle = _first_shuffle(datasets)
+        return replace(self, _plan=RowPlan.concat(plans), _shuffle=shuffle, _steps=steps)
 
     def zip(self, *other: Dataset) -> Dataset:
         """Return the columns of this dataset and of others of the same size, row by row.
@@ -305,7 +318,8 @@ class Dataset:
         `random_shuffle(exact=True)` does, which is that of every epoch.
         """
         plans = [dataset._fixed_order() for dataset in (self, *other)]  # noqa: SLF001 - the same class
-        return Dataset(RowPlan.of_source(ZippedSource(tuple(plans))), _name=self._name)
+        plan = RowPlan.of_source(ZippedSource(tuple(plans)))
+        return Dataset(plan, _name=self._name, _steps=_common_steps((self, *other)))
 
     def mix(
         self,
@@ -319,9 +333,9 @@ class Dataset:
         """
         plans = [dataset._plan for dataset in (self, *other)]  # noqa: SLF001 - the same class
         source = mixed_source(plans, weights, stopping_condition)
-        return replace(
-            self, _plan=RowPlan.of_source(source), _shuffle=_first_shuffle((self, *other))
-        )
+        datasets = (self, *other)
+        shuffle, steps = _first_shuffle(datasets), _common_steps(datasets)
+        return replace(self, _plan=RowPlan.of_source(source), _shuffle=shuffle, _steps=steps)
 
     def sort(
         self,
@@ -333,7 +347,8 @@ class Dataset:
 
         They are sorted on first use: in memory, or by DuckDB if they do not fit.
         """
-        return self._from_operation(SortOperation(self._plan, key, descending))
+        ordered = self._from_operation(SortOperation(self._plan, key, descending))
+        return replace(ordered, _steps=self._steps)
 
     def join(
         self,
@@ -351,7 +366,8 @@ class Dataset:
         It is computed on first use: in memory, or by DuckDB if the rows do not fit.
         """
         keys = JoinKeys.of_arguments(join_type, on, right_on, (left_suffix, right_suffix))
-        return self._from_operation(JoinOperation(self._plan, ds._plan, keys))
+        joined = self._from_operation(JoinOperation(self._plan, ds._plan, keys))
+        return replace(joined, _steps=() if self._steps == () and ds.steps == () else None)
 
     def groupby(
         self,
@@ -394,7 +410,8 @@ class Dataset:
         if num_blocks is not None:
             log.debug("data.argument_ignored", function="random_shuffle", argument="num_blocks")
         if exact:
-            return self._from_operation(ShuffleOperation(self._plan, _seed(seed)))
+            shuffled = self._from_operation(ShuffleOperation(self._plan, _seed(seed)))
+            return replace(shuffled, _steps=self._steps)
         return replace(self, _shuffle=ShuffleSettings("rows", _seed(seed)))
 
     def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
@@ -710,8 +727,10 @@ class Dataset:
         """
         if path is None:
             table = concat_blocks([*self._ordered_blocks()] or [empty_table(self._plan.schema)])
-            return replace(Dataset.of_source(TableSource(table)), _name=self._name)
-        return replace(Dataset.of_source(self._write_once(path, row_group_bytes)), _name=self._name)
+            source: Source = TableSource(table)
+        else:
+            source = self._write_once(path, row_group_bytes)
+        return replace(Dataset.of_source(source), _name=self._name, _steps=self._steps)
 
     def _write_once(self, path: str | Path, row_group_bytes: int) -> Source:
         operation = self._plan.rows.operation
@@ -842,7 +861,9 @@ class Dataset:
 
     # Without the counter of iterators.
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
+        state = {"_plan": self._plan, "_shuffle": self._shuffle, "_name": self._name}
+        # The functions of steps before materialize() may be large, or impossible to pickle.
+        return {**state, "_steps": None}
 
     def _fixed_order(self) -> RowPlan:
         """Return the plan of all rows in one order, which is a random one if they are shuffled."""
@@ -857,7 +878,11 @@ class Dataset:
         return replace(self, _plan=plan)
 
     def _from_operation(self, operation: TableOperation) -> Dataset:
-        return Dataset(_operation_plan(operation), _name=self._name)
+        steps = None if self._steps else self._steps
+        return Dataset(_operation_plan(operation), _name=self._name, _steps=steps)
+
+    def _steps_with(self, step: Any) -> tuple[Any, ...] | None:
+        return None if self._steps is None else (*self._steps, step)
 
     def _parts(self, bounds: Bounds, count: int) -> list[Dataset]:
         return [
@@ -922,6 +947,18 @@ def _first_shuffle(datasets: Sequence[Dataset]) -> ShuffleSettings:
     """Return how the first shuffled dataset is shuffled."""
     shuffles = (dataset.shuffle_settings for dataset in datasets)
     return next((one for one in shuffles if one.kind != "none"), UNSHUFFLED)
+
+
+def _common_steps(datasets: Sequence[Dataset]) -> tuple[Any, ...] | None:
+    """Return the steps of all these datasets if they are equal, else None."""
+    first, *others = (_step_identities(dataset) for dataset in datasets)
+    return datasets[0].steps if all(other == first for other in others) else None
+
+
+def _step_identities(dataset: Dataset) -> list[Any] | None:
+    if dataset.steps is None:
+        return None
+    return [getattr(step, "identity", step) for step in dataset.steps]
 
 
 def _seed(seed: int | RandomSeedConfig | None) -> int | None:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import did_you_mean
+from spotfit.core.unsupported_names import UnsupportedName, missing_attribute_error
 from spotfit.data.formats.batch_formats import to_block
 from spotfit.data.user_functions import UserFunction, user_function
 
@@ -545,8 +546,12 @@ _MISSING = {
 }
 """Expressions of Ray that do not exist here, and what to do instead."""
 
+__path__: list[str] = []
+"""Of a package, which the import system first asks for a name: its import then has the remedy."""
+
 
 def __getattr__(name: str) -> Any:
+    missing = None
     if name in _MISSING:
-        raise ConfigError(f"There is no expression {name}().", do=_MISSING[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        missing = UnsupportedName("It is an expression of Ray Data only.", _MISSING[name])
+    raise missing_attribute_error(__name__, name, missing)

@@ -42,16 +42,19 @@ _PARQUET_REMEDIES = {
     "include_row_hash": "Add a column with map_batches().",
     "skip_paths": "Select the files with partition_filter.",
     "catalog": "Pass the paths of the files.",
+    "dataset_kwargs": "Pass the other arguments of read_parquet().",
 }
 
 
 class ParquetOptions(FileOptions, total=False):
-    """Further arguments of Ray, which are refused."""
+    """Further arguments of Ray, which are refused; `use_threads` is accepted without effect."""
 
     filter: Any
     include_row_hash: bool
     skip_paths: Any
     catalog: Any
+    dataset_kwargs: Any
+    use_threads: bool
 
 
 def read_parquet(
@@ -71,6 +74,7 @@ def read_parquet(
     dataset is listed.
     """
     others = refuse("read_parquet", options, _PARQUET_REMEDIES)
+    others.pop("use_threads", None)
     return read_files(
         "read_parquet",
         paths,

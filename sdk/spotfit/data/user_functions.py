@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
 from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
 from spotfit.core.errors import ConfigError, ConfigTypeError
+from spotfit.core.input_checks import did_you_mean
+from spotfit.core.lazy_names import is_loaded_instance
 from spotfit.data.context import ActorPoolStrategy, TaskPoolStrategy, check_pool_size
 from spotfit.host import log
 
@@ -69,7 +75,21 @@ class UserFunction:
         call = self.function
         if inspect.isclass(call):
             call = self._noted(call)(*self.constructor_args, **self.constructor_kwargs)
-        return self._noted(partial(_call, call, self.args, self.kwargs))
+        return self._noted(partial(self._call, call))
+
+    def _call(self, function: Callable[..., Any], *values: Any) -> Any:
+        if not _reports_unknown_columns.get():
+            return function(*values, *self.args, **self.kwargs)
+        batch, *others = values
+        if isinstance(batch, dict):
+            batch = _KnownColumns(batch, self.name)
+        try:
+            return function(batch, *others, *self.args, **self.kwargs)
+        except KeyError as error:
+            column = _missing_column(error, batch)
+            if column is None:
+                raise
+            raise _unknown_column_error(self.name, column, batch) from error
 
     def _noted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def noted_call(*args: Any, **kwargs: Any) -> Any:
@@ -82,10 +102,54 @@ class UserFunction:
         return noted_call
 
 
-def _call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *values: Any
-) -> Any:
-    return function(*values, *args, **kwargs)
+_reports_unknown_columns: ContextVar[bool] = ContextVar("reports_unknown_columns", default=False)
+_ARROW_FIELD = re.compile('Field "(.*)" does not exist in schema')
+
+
+@contextmanager
+def unknown_columns_reported() -> Iterator[None]:
+    """Let functions raise `ConfigError` where they read a column that their rows do not have.
+
+    Dictionaries are of a subclass within the block, so that a lookup in another one is not mistaken
+    for it. Libraries may treat a subclass in another way: call the functions without it first.
+    """
+    token = _reports_unknown_columns.set(True)
+    try:
+        yield
+    finally:
+        _reports_unknown_columns.reset(token)
+
+
+class _KnownColumns(dict[str, Any]):
+    """A row or batch that raises `ConfigError` for a column that it does not have."""
+
+    def __init__(self, columns: dict[str, Any], name: str) -> None:
+        super().__init__(columns)
+        self._name = name
+
+    def __missing__(self, column: Any) -> Any:
+        raise _unknown_column_error(self._name, column, self)
+
+
+def _missing_column(error: KeyError, batch: Any) -> Any:
+    """Return the column that a DataFrame or Arrow table does not have; None for other errors."""
+    key = error.args[0] if error.args else None
+    if is_loaded_instance(batch, "pyarrow", "Table"):
+        found = _ARROW_FIELD.fullmatch(str(key))
+        return found[1] if found and found[1] not in batch.column_names else None
+    if is_loaded_instance(batch, "pandas", "DataFrame") and key not in batch.columns:
+        frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+        # Of the batch, not of another frame that the function uses.
+        return key if any(frame is batch for frame in frames) else None
+    return None
+
+
+def _unknown_column_error(name: str, column: Any, batch: Any) -> ConfigError:
+    columns = getattr(batch, "column_names", None) or list(batch)
+    return ConfigError(
+        f"{name}: there is no column {column!r}.",
+        do=did_you_mean(str(column), map(str, columns)) or "The rows have no columns.",
+    )
 
 
 def user_function(method: str, function: Any, options: Mapping[str, Any]) -> UserFunction:

@@ -14,6 +14,7 @@ No object is read, modified and written back (docs/decisions/0002).
     .spotfit/fn/<sha256>.pkl                         immutable      the client
     .spotfit/code/<sha256>.tar.gz                    immutable      the client
     .spotfit/data/<sha256>.arrow                     immutable      the client
+    .spotfit/metadata/<sha256>.json                  immutable      the client
     .spotfit/manifests/<name>/<round>-<rank>.json    immutable      that rank
     .spotfit/manifests/<name>/<round>.<kind>         immutable      the leader: 'made' or 'chosen'
     .spotfit/refs/<folder>/<name>/<round>-<rank>     immutable      that rank, see `checkpoint_ref`
@@ -49,6 +50,7 @@ MANIFESTS = ".spotfit/manifests/"
 REFS = ".spotfit/refs/"
 REPORTS = ".spotfit/reports/"
 CALLBACKS = ".spotfit/callbacks/"
+_METADATA = ".spotfit/metadata/"
 
 
 _ENTRY = re.compile(re.escape(JOURNAL) + r"\d{20}\.json")
@@ -119,6 +121,14 @@ def manifest(name: str, round_number: int, rank: int) -> str:
     files.
     """
     return f"{MANIFESTS}{name}/{round_number}-{rank}.json"
+
+
+def default_metadata(sha256: str) -> str:
+    """Return the object key of the metadata that every checkpoint of a fit has by default.
+
+    `sha256` is the hex digest of the object. The client creates it before the fit starts.
+    """
+    return f"{_METADATA}{sha256}.json"
 
 
 class CheckpointRef(NamedTuple):

@@ -204,6 +204,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     # Plain data: `model` must not import `code`.
     code_bundle: dict[str, Any] = {}
     """`CodeBundleRef` as plain data: object keys of the sealed function, callbacks and code."""
+    default_metadata: str = ""
+    """Key of the object with the metadata that every checkpoint has by default; '' for none."""
     provisioner: str = "local"
     provisioner_options: dict[str, Any] = {}
     time_budget_s: float | None = None

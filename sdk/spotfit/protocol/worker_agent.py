@@ -355,6 +355,8 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     """Whether any committed checkpoint was saved by a Checkpointer."""
     devices: tuple[str, ...] = ()
     """All accelerators of the node; `frameworks.devices` selects those of a worker."""
+    default_metadata: str = ""
+    """`RunSpec.default_metadata`."""
     scratch_dir: str = ""
     """A directory of this run on this node, shared by its workers."""
     segment_dir: str = ""

@@ -278,6 +278,8 @@ class LocalSession:
         """Cache, so that each call returns the same object."""
         self.metrics: dict[str, Any] | None = None
         """The metrics of the last report, with or without a checkpoint."""
+        self._default_metadata: dict[str, Any] = {}
+        """Metadata of checkpoints: the preprocessor of the dataset "train"."""
         self.last_checkpoint: Checkpoint | None = None
 
     def report_metrics(self, metrics: dict[str, Any], dir_name: str | None = None) -> None:
@@ -300,6 +302,11 @@ class LocalSession:
     def _record_snapshot(self, metrics: dict[str, Any] | None, checkpoint: Checkpoint) -> None:
         if metrics is not None:
             self.report_metrics(metrics)
+        directory = checkpoint.local_directory
+        # The directory of a report may be missing, and other processes report their own.
+        is_first = self.context.get_world_rank() == 0
+        if self._default_metadata and is_first and directory and directory.is_dir():
+            checkpoint.set_default_metadata(self._default_metadata)
         self.last_checkpoint = checkpoint
 
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -331,6 +338,10 @@ class LocalSession:
                     do="Pass a spotfit.data.Dataset, or a function that returns one.",
                 )
             return loaded
+        if name == "train":
+            from spotfit.data.preprocessors.stored_preprocessor import default_metadata
+
+            self._default_metadata = default_metadata({name: loaded})
         self._dataset_shards.add(name, loaded)
         return self._dataset_shards.get(name)
 

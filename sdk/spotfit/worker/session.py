@@ -609,6 +609,7 @@ class Session:
             files=(),
             validation=report.validation,
             data_positions=self.data_positions(),
+            default_metadata=self._start.default_metadata,
         )
         return UploadJob(
             report.checkpoint,

@@ -267,3 +267,20 @@ def test_only_a_checkpoint_with_files_exists(tmp_path: Path) -> None:
     for name in ("empty", "missing"):
         with pytest.raises(CheckpointNotFoundError, match=name):
             Checkpoint.from_directory(tmp_path / name).check_exists()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, {"a": 1, "b": 2}),
+        ({"c": 3}, {"a": 1, "b": 2, "c": 3}),
+        ({"b": None}, {"b": None}),
+    ],
+)
+def test_default_metadata_apply_without_those_of_the_user(
+    metadata: dict[str, int], expected: dict[str, int], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.from_directory(make_directory(tmp_path / "ck"))
+    checkpoint.set_default_metadata({"a": 1, "b": 2})
+    checkpoint.update_metadata(metadata)
+    assert checkpoint.get_metadata() == expected

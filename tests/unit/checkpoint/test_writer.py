@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from spotfit.checkpoint.checkpoint_dir import METADATA_FILE
+from spotfit.checkpoint.checkpoint_dir import DEFAULT_METADATA_FILE, METADATA_FILE, Checkpoint
+from spotfit.checkpoint.committed import open_committed
 from spotfit.checkpoint.manifest import latest_manifest_of, manifests_of
 from spotfit.checkpoint.writer import save_directory, save_existing_files
+from spotfit.core.errors import IntegrityError
 from spotfit.ledger import keys
 from spotfit.store.local import MemoryStore
 from tests.unit.checkpoint.saved_checkpoints import make_directory, make_manifest, save_checkpoint
@@ -126,3 +129,44 @@ def test_an_empty_folder_is_accepted_on_request(caplog: pytest.LogCaptureFixture
     assert manifest.files == ()
     assert manifests_of(store, "ck") == [manifest]
     assert caplog.messages == ["checkpoint.empty"]
+
+
+def store_with_metadata(body: bytes = b'{"a": 1}') -> tuple[MemoryStore, str]:
+    store, key = MemoryStore(), keys.default_metadata(hashlib.sha256(b'{"a": 1}').hexdigest())
+    store.put(key, body)
+    return store, key
+
+
+def test_default_metadata_are_copied_by_one_rank(tmp_path: Path) -> None:
+    store, key = store_with_metadata()
+    for rank in (1, 2):
+        part = replace(make_manifest(rank=rank, ranks=(1, 2)), default_metadata=key)
+        save_checkpoint(store, tmp_path / str(rank), part, **{f"f{rank}": "x"})
+    checkpoint = open_committed(store, "ck")
+    assert checkpoint.get_metadata() == {"a": 1}
+    listed = [[file.name for file in part.files] for part in manifests_of(store, "ck")]
+    assert listed == [["f1", DEFAULT_METADATA_FILE], ["f2"]]
+    copied = checkpoint.to_directory(tmp_path / "copy")
+    assert Checkpoint(copied).get_metadata() == {"a": 1}
+
+
+def test_default_metadata_replace_those_of_an_earlier_run(tmp_path: Path) -> None:
+    store, key = store_with_metadata()
+    part = replace(make_manifest(), default_metadata=key)
+    manifest = save_checkpoint(store, tmp_path, part, **{DEFAULT_METADATA_FILE: "{}", "w": "x"})
+    assert [file.name for file in manifest.files] == ["w", DEFAULT_METADATA_FILE]
+    assert open_committed(store, "ck").get_metadata() == {"a": 1}
+
+
+def test_default_metadata_are_added_to_files_in_the_folder_of_the_user() -> None:
+    store, key = store_with_metadata()
+    store.put("mine/w", b"x")
+    part = replace(make_manifest(), default_metadata=key, custom_folder="mine")
+    save_existing_files(store, part)
+    assert open_committed(store, "ck").get_metadata() == {"a": 1}
+
+
+def test_changed_default_metadata_are_refused(tmp_path: Path) -> None:
+    store, key = store_with_metadata(b"{}")
+    with pytest.raises(IntegrityError, match="was changed"):
+        save_checkpoint(store, tmp_path, replace(make_manifest(), default_metadata=key), w="x")

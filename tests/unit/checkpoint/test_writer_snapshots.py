@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.unit.checkpoint.snapshots import (
     make_pieces,
     random_bytes,
     upload_test_snapshot,
+    write_segment,
 )
 
 FROZEN = random_bytes(1, LARGE_PIECE_BYTES)
@@ -156,3 +158,13 @@ def test_a_job_is_equal_after_decoding() -> None:
     job = SnapshotUploadJob("/memory/x", make_manifest("a"), "b")
     assert decode_upload_job(encode_upload_job(job)) == job
     assert decode_upload_job(b"\x80pickle") is None
+
+
+def test_default_metadata_are_copied_into_a_snapshot(tmp_path: Path) -> None:
+    store = MemoryStore()
+    key = keys.default_metadata(hashlib.sha256(b'{"a":1}').hexdigest())
+    store.put(key, b'{"a":1}')
+    segment = write_segment(tmp_path / "s", [b"weights"])
+    part = replace(make_manifest("a"), default_metadata=key)
+    upload_snapshot(store, SnapshotUploadJob(str(segment), part))
+    assert open_committed(store, "a").get_metadata() == {"a": 1}

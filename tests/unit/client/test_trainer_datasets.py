@@ -93,3 +93,63 @@ def test_the_identity_depends_on_name_and_rows(changed: Any) -> None:
     before = datasets_identity({"train": spotfit.data.range(3)})
     assert before == datasets_identity({"train": spotfit.data.range(3)})
     assert before != datasets_identity(changed())
+
+
+def typo_of_rows(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map(lambda row: {"z": row["labels"]})
+
+
+def typo_of_arrays(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map_batches(lambda batch: {"z": batch["labels"]})
+
+
+def typo_of_frames(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map_batches(
+        lambda frame: frame[["label"]].assign(z=frame["labels"]), batch_format="pandas"
+    )
+
+
+def typo_of_tables(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map_batches(
+        lambda table: table.append_column("z", table["labels"]), batch_format="pyarrow"
+    )
+
+
+def typo_of_a_later_function(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map(lambda row: {"label": row["label"]}).map(lambda row: {"z": row["labels"]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [typo_of_rows, typo_of_arrays, typo_of_frames, typo_of_tables, typo_of_a_later_function],
+)
+def test_unknown_columns_within_functions_are_found(change: Any) -> None:
+    rows = spotfit.data.from_items([{"label": 1}, {"label": 2}])
+    with pytest.raises(ConfigError, match=r"no column 'labels'") as raised:
+        open_datasets({"train": change(rows)})
+    assert "Did you mean 'label'?" in str(raised.value)
+
+
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas", "pyarrow"])
+def test_a_missing_key_of_another_mapping_is_logged(
+    batch_format: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_the_machine: dict[str, int] = {}
+
+    def look_up(batch: Any) -> Any:
+        return {"z": [of_the_machine["labels"]] * len(batch)}
+
+    rows = spotfit.data.from_items([{"label": 1}])
+    open_datasets({"train": rows.map_batches(look_up, batch_format=batch_format)})
+    assert "KeyError: 'labels'" in capsys.readouterr().err
+
+
+def test_the_missing_column_of_another_frame_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    other = pd.DataFrame({"a": [1]})
+
+    def join(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.assign(z=other["labels"])
+
+    rows = spotfit.data.from_items([{"label": 1}])
+    open_datasets({"train": rows.map_batches(join, batch_format="pandas")})
+    assert "KeyError: 'labels'" in capsys.readouterr().err

@@ -36,6 +36,7 @@ def test_an_unknown_argument_is_refused_before_anything_is_read(name: str) -> No
         ("read_parquet", {"filter": 1}, r"filter\(expr=…\)"),
         ("read_parquet", {"include_row_hash": True}, "map_batches"),
         ("read_parquet", {"skip_paths": ["a"]}, "partition_filter"),
+        ("read_parquet", {"dataset_kwargs": {"a": 1}}, "other arguments"),
         ("read_webdataset", {"fileselect": ["a"]}, "suffixes"),
         ("read_binary_files", {"arrow_open_stream_args": {"compression": "gzip"}}, "map"),
     ],
@@ -48,4 +49,6 @@ def test_refused_arguments_name_the_alternative(
 
 
 def test_refused_arguments_may_have_their_default_values(tmp_path: Path) -> None:
-    spotfit.data.read_parquet(tmp_path, filter=None, include_row_hash=False, catalog=None)
+    spotfit.data.read_parquet(
+        tmp_path, filter=None, include_row_hash=False, catalog=None, use_threads=True
+    )

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import spotfit.data
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.checkpoint.committed import CheckpointReport
+from spotfit.data.data_config import DataConfig
+from spotfit.data.preprocessors import StandardScaler, preprocessor_of_metadata
 from spotfit.model.reporting import CheckpointConsistencyMode, CheckpointUploadMode
 from spotfit.model.topology import Ranks
 from spotfit.worker.local_session import LocalSession
@@ -93,3 +96,15 @@ def test_a_dataset_shard_is_the_complete_dataset_and_cached() -> None:
     for unknown in ("test", None):
         with pytest.raises(KeyError, match="no dataset"):
             session.dataset_shard(unknown)
+
+
+def test_a_checkpoint_has_the_preprocessor_of_the_training_rows(tmp_path: Path) -> None:
+    rows = spotfit.data.from_items([{"x": 1.0}, {"x": 3.0}])
+    train = StandardScaler(["x"]).fit_transform(rows)
+    session = LocalSession("run", datasets={"train": train}, dataset_config=DataConfig())
+    session.dataset_shard("train")
+    checkpoint = Checkpoint.from_directory(tmp_path)
+    session.report_checkpoint({}, CheckpointReport(checkpoint, CheckpointUploadMode.SYNC, False))
+    found = preprocessor_of_metadata(Checkpoint(tmp_path).get_metadata())
+    assert found is not None
+    assert found.stats_ == {"mean(x)": 2.0, "std(x)": 1.0}

@@ -359,7 +359,7 @@ sys.exit("pandas" in sys.modules)
 def test_the_example_of_the_guide_runs() -> None:
     guide = (ROOT / "docs/guides/preprocessors.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec("".join(blocks), {})  # noqa: S102 - the example is ours
 
 
