@@ -1,4 +1,4 @@
-"""Horovod's elastic training in four real workers: a kill does not change the weights."""
+"""Horovod's elastic training in four real workers: kills do not change the weights."""
 
 from __future__ import annotations
 
