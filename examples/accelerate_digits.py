@@ -1,7 +1,8 @@
 """Four workers on two machines train a loop with Accelerate; one of the machines is lost.
 
 Needs `pip install 'spotfit[torch]' accelerate scikit-learn`. The lines marked with (+) are those
-that a script for `accelerate launch` does not have. After the loss the run resumes within the epoch.
+that a script for `accelerate launch` does not have. After the loss the run resumes within the
+epoch.
 """
 
 import tempfile
