@@ -125,7 +125,7 @@ filesystems: $(FILESYSTEMS)/.installed $(AZURITE_BY_NPM) ## the store suite over
 	$(FILESYSTEMS)/bin/python -m pytest -k FsspecOver tests/contract/test_stores.py
 
 .PHONY: frameworks
-frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, XGBoost and LightGBM, each with killed workers and machines
+frameworks: $(FRAMEWORKS)/.installed ## Lightning, Transformers, Accelerate, XGBoost, LightGBM and scikit-learn, each with killed workers and machines
 	$(FRAMEWORKS)/bin/python -m pytest $(AGAIN) tests/frameworks tests/gpu/test_frameworks.py
 
 .PHONY: jax
@@ -138,6 +138,7 @@ jax: $(JAX)/.installed ## JAX with killed workers and machines
 .PHONY: deepspeed
 deepspeed: $(DEEPSPEED)/.installed ## DeepSpeed's ZeRO with killed workers and machines
 	$(DEEPSPEED)/bin/python -m pytest $(AGAIN) tests/frameworks/test_deepspeed.py tests/frameworks/test_huggingface_deepspeed.py tests/unit/deepspeed
+	$(DEEPSPEED)/bin/python -m pytest -k deepspeed tests/frameworks/test_examples.py
 
 .PHONY: tensorflow
 tensorflow: $(TENSORFLOW)/.installed ## TensorFlow with killed workers and machines

@@ -55,6 +55,7 @@ def train(config: dict[str, Any]) -> float:
             num_train_epochs=config["epochs"],
             per_device_train_batch_size=32,
             learning_rate=5e-3,
+            use_cpu=True,  # without GPUs Accelerate needs it to find the group
             save_strategy="no",  # spotfit saves
             report_to=[],
             disable_tqdm=True,
@@ -90,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = TorchTrainer(
             train,
-            train_loop_config={"epochs": 10, "killed": f"{folder}/killed"},
+            train_loop_config={"epochs": 6, "killed": f"{folder}/killed"},
             scaling_config=spotfit.ScalingConfig(num_workers=2),
             run_config=spotfit.RunConfig(
                 name="digits",
@@ -99,7 +100,8 @@ def main() -> None:
             ),
             provisioner="local?nodes=2",
         ).fit()
-        print(f"accuracy {result.return_value:.2f}")
+        # The model is tiny and without pretraining; guessing has 10 %.
+        print(f"accuracy above 30 %: {result.return_value > 0.3}")
         assert result.checkpoint is not None
         export_pretrained(result.checkpoint, f"{folder}/model")
         from transformers import AutoModelForSequenceClassification

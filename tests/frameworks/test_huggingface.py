@@ -211,6 +211,13 @@ def test_a_lost_machine_changes_nothing(cloud: LiveTestCloud) -> None:
     assert len(cloud.rounds_opened("lost")) == 2
 
 
+def test_workers_that_would_train_a_model_each_are_rejected(cloud: LiveTestCloud) -> None:
+    """Without GPUs and use_cpu, Accelerate does not look for a group."""
+    with pytest.raises(spotfit.WorkerGroupError, match="a model of its own"):
+        fit(cloud, "run", arguments={"use_cpu": False})
+    assert len(cloud.rounds_opened("run")) == 1
+
+
 class RowSum(torch.nn.Module):
     """Records the rows of its batches."""
 

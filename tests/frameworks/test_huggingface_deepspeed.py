@@ -38,7 +38,8 @@ from tests.live.cloud import LiveTestCloud  # noqa: E402
 Config = dict[str, Any]
 TOKENS = 20
 ROWS = 220
-"""Of an epoch: 14 steps of two ranks with 8 rows each, of which the last one is smaller."""
+"""Of an epoch: 14 steps of two ranks with 8 rows each, of which the last one is smaller; or 7 of
+four ranks."""
 
 
 def tiny_bert() -> BertForSequenceClassification:
@@ -119,7 +120,6 @@ def train(config: Config) -> Config:
     arguments = TrainingArguments(
         output_dir=str(Path(config["marks"], "output")),
         deepspeed=deepspeed_config,
-        num_train_epochs=2,
         per_device_train_batch_size=8,
         learning_rate=0.02,
         warmup_steps=9,
@@ -128,7 +128,7 @@ def train(config: Config) -> Config:
         report_to=[],
         disable_tqdm=True,
         seed=3,
-        **config["arguments"],
+        **{"num_train_epochs": 2, **config["arguments"]},
     )
     trainer = Trainer(
         model=tiny_bert(), args=arguments, train_dataset=Rows(), callbacks=[Disturb(config)]
@@ -169,11 +169,17 @@ def train_with_accelerate(config: Config) -> Config:
 
 
 def trainer(
-    cloud: LiveTestCloud, name: str, how: Config, *, fn: Any = train, **disturbance: Any
+    cloud: LiveTestCloud,
+    name: str,
+    how: Config,
+    *,
+    fn: Any = train,
+    workers: int = 2,
+    **disturbance: Any,
 ) -> spotfit.DataParallelTrainer:
     return cloud.trainer(
         fn,
-        workers=2,
+        workers=workers,
         nodes=2,
         max_failures=2,
         name=name,
@@ -229,14 +235,18 @@ def test_killed_workers_resume_from_memory_with_the_same_weights(
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_machine_does_not_change_the_weights(cloud: LiveTestCloud) -> None:
-    how: Config = {"stage": 3}
-    calm = trainer(cloud, "calm", how).fit()
-    run = trainer(cloud, "run", how, loses_machine=True).submit()
-    assert kill_machine_of_rank(cloud, 1, run).return_value == calm.return_value
-    assert cloud.view("run").failure_counts == {FailureCause.PREEMPTION: 1}
-    assert len(begins(cloud, "run")) == 2
-    assert begins(cloud, "run")[1] > 0
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_killed_worker_and_a_killed_machine_of_four_workers_do_not_change_the_weights(
+    cloud: LiveTestCloud, stage: int
+) -> None:
+    how: Config = {"stage": stage, "arguments": {"num_train_epochs": 4}}
+    calm = trainer(cloud, "calm", how, workers=4).fit()
+    assert calm.return_value["steps"] == 4 * 7
+    run = trainer(cloud, "run", how, workers=4, kills=[(9, 2)], loses_machine=True).submit()
+    assert kill_machine_of_rank(cloud, 3, run).return_value == calm.return_value
+    causes = [one.cause for one in cloud.rounds_closed("run")]
+    assert causes == [FailureCause.WORKER, FailureCause.PREEMPTION]
+    assert begins(cloud, "run") == [0, 8, 16]
 
 
 @pytest.mark.timeout(300)

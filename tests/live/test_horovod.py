@@ -1,9 +1,12 @@
-"""Horovod's elastic training in four real workers: a kill does not change the weights."""
+"""Horovod's elastic training in four real workers: kills do not change the weights."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +14,20 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import spotfit
 import spotfit.horovod.torch as hvd
+from spotfit.client.run_handle import RunHandle
 from spotfit.horovod import HorovodTrainer
 from spotfit.model.events import FailureCause
-from tests.live.cloud import LiveTestCloud
+from tests.live.cloud import LiveTestCloud, eventually
 
 EPOCHS, BATCH_SIZE, ROWS = 3, 4, 101
 BATCHES_PER_EPOCH = 7
 """Of each of the four ranks; the last one has rows of the epoch's begin, as 101 is odd."""
+ROWS_OF_RESIZED_GROUP = 96
 
 
 def train(config: dict[str, Any]) -> list[list[float]]:
-    """Return the weights. Rank 1 is killed once, after the batch of that number."""
+    """Return the weights. `interrupt` says what happens after the batch of that number."""
     hvd.init()
     torch.manual_seed(5)
     generator = torch.Generator().manual_seed(6)
@@ -46,7 +50,7 @@ def train(config: dict[str, Any]) -> list[list[float]]:
                 sampler.record_batch(number, BATCH_SIZE)
                 state.batches += 1
                 state.commit()
-                kill_once(config, state.batches)
+                interrupt(config, state.batches)
             scheduler.step()
             sampler.set_epoch(epoch + 1)
 
@@ -59,11 +63,17 @@ def train(config: dict[str, Any]) -> list[list[float]]:
     return [weight.flatten().tolist() for weight in model.parameters()]
 
 
-def kill_once(config: dict[str, Any], batches: int) -> None:
+def interrupt(config: dict[str, Any], batches: int) -> None:
+    """Kill rank 1 once, or let all ranks wait until a machine was killed."""
     mark = Path(config["marks"], "killed")
-    if hvd.rank() == 1 and batches == config["kill_after"] and not mark.exists():
+    if batches != config["interrupted_after"] or mark.exists():
+        return
+    if config["lost"] == "worker" and hvd.rank() == 1:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    while config["lost"] == "machine" and not mark.exists():
+        Path(config["marks"], f"waiting-{hvd.rank()}").touch()
+        time.sleep(0.02)
 
 
 def note_resume(config: dict[str, Any], batches: int) -> None:
@@ -71,23 +81,98 @@ def note_resume(config: dict[str, Any], batches: int) -> None:
         Path(config["marks"], "resumed").write_text(str(batches))
 
 
-def fit(cloud: LiveTestCloud, name: str, *, kill_after: int) -> spotfit.Result:
-    return cloud.fit(
+def record_rows(config: dict[str, Any]) -> Any:
+    """Return the rows of all ranks with their epochs, and the group's size in each step.
+
+    Four workers wait in the first epoch until machines are lost; two continue slowly, so that the
+    group grows again within the epoch.
+    """
+    hvd.init()
+    rows = torch.arange(ROWS_OF_RESIZED_GROUP)
+    sampler = hvd.elastic.ElasticSampler(rows)
+    loader = DataLoader(TensorDataset(rows), batch_size=1, sampler=sampler)
+
+    @hvd.elastic.run(every=1)
+    def train_epochs(state: Any) -> None:
+        for epoch in range(state.epoch, 2):
+            state.epoch = epoch
+            for number, (batch,) in enumerate(loader):
+                is_first_round = not Path(config["marks"], "lost").exists()
+                if is_first_round and len(state.sizes) == 3:
+                    signal.pause()
+                time.sleep(0.5 if hvd.size() == 2 else 0)
+                state.rows = [*state.rows, *([epoch, row] for row in hvd.allgather(batch).tolist())]
+                state.sizes = [*state.sizes, hvd.size()]
+                sampler.record_batch(number, 1)
+                state.commit()
+            sampler.set_epoch(epoch + 1)
+
+    state = hvd.elastic.ObjectState(sampler=sampler, epoch=0, rows=[], sizes=[])
+    train_epochs(state)
+    return state.rows, state.sizes
+
+
+def submit(
+    cloud: LiveTestCloud, name: str, *, lost: str = "nothing", interrupted_after: int = 0
+) -> RunHandle:
+    return cloud.submit(
         train,
         workers=4,
         nodes=2,
         max_failures=1,
-        config={"kill_after": kill_after},
+        config={"lost": lost, "interrupted_after": interrupted_after},
         name=name,
         trainer_type=HorovodTrainer,
     )
 
 
-def test_a_killed_worker_does_not_change_the_weights(cloud: LiveTestCloud) -> None:
-    calm = fit(cloud, "calm", kill_after=0)
-    assert not (cloud.marks / "resumed").exists(), "callbacks are for restarts"
+def test_a_killed_worker_and_a_killed_machine_do_not_change_the_weights(
+    cloud: LiveTestCloud,
+) -> None:
+    calm = submit(cloud, "calm").result(60)
+    resumed = cloud.marks / "resumed"
+    assert not resumed.exists(), "callbacks are for restarts"
     # In the middle of the second epoch.
-    killed = fit(cloud, "killed", kill_after=11)
+    killed = submit(cloud, "worker", lost="worker", interrupted_after=11).result(60)
     assert killed.return_value == calm.return_value
-    assert [one.cause for one in cloud.rounds_closed("killed")] == [FailureCause.WORKER]
-    assert int((cloud.marks / "resumed").read_text()) in (4, 8), "a multiple of every=4"
+    assert [one.cause for one in cloud.rounds_closed("worker")] == [FailureCause.WORKER]
+    assert int(resumed.read_text()) in (4, 8), "a multiple of every=4"
+    resumed.unlink()
+    (cloud.marks / "killed").unlink()
+    run = submit(cloud, "machine", lost="machine", interrupted_after=11)
+    for rank in range(4):
+        cloud.wait_for_mark(f"waiting-{rank}")
+    cloud.reclaimer.kill(cloud.node_of_rank(3, "machine"))
+    cloud.write_mark("killed")
+    assert run.result(60).return_value == calm.return_value
+    assert [one.cause for one in cloud.rounds_closed("machine")] == [FailureCause.PREEMPTION]
+    assert int(resumed.read_text()) in (4, 8)
+
+
+def test_a_resized_group_trains_on_each_row_of_an_epoch_once(cloud: LiveTestCloud) -> None:
+    """Four workers, two after the loss of two machines, and four again."""
+    run = cloud.submit(
+        record_rows,
+        workers=(2, 4),
+        nodes=4,
+        trainer_type=HorovodTrainer,
+        scaling_options={"elastic_resize_monitor_interval_s": 0.2},
+    )
+    eventually(lambda: len(cloud.view().checkpoints) >= 2)
+    cloud.write_mark("lost")
+    cloud.reclaimer.set_capacity(2)
+    # Found before the first one is killed, which ends the round.
+    for node in [cloud.node_of_rank(rank) for rank in (2, 3)]:
+        cloud.reclaimer.kill(node)
+
+    def has_size(size: int) -> bool:
+        view = cloud.view()
+        saved = view.latest_committed_slot > view.round_opened_slot
+        return view.round is not None and view.round.world_size == size and saved
+
+    eventually(lambda: has_size(2))
+    cloud.reclaimer.set_capacity(None)
+    rows, sizes = run.result(90).return_value
+    assert [size for size, _ in itertools.groupby(sizes)] == [4, 2, 4]
+    each_once = {(epoch, row): 1 for epoch in range(2) for row in range(ROWS_OF_RESIZED_GROUP)}
+    assert Counter(map(tuple, rows)) == each_once

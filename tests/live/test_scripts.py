@@ -80,6 +80,29 @@ def test_a_script_ends_with_the_same_weights_after_the_loss_of_a_machine(
     assert [one.cause for one in cloud.rounds_closed("killed")] == [FailureCause.PREEMPTION]
 
 
+NANOGPT = ("nanogpt_style.py", f"--step_s={STEP_S}", "--max_iters=50")
+
+
+@pytest.mark.timeout(300)
+def test_a_script_of_module_level_code_needs_four_added_lines(cloud: LiveTestCloud) -> None:
+    """As the guide says: a resume skips the batch that is read ahead, and changes nothing else."""
+    lines = (ROOT / "examples" / NANOGPT[0]).read_text().splitlines(keepends=True)
+    plain = [line for line in lines if "# (+)" not in line]
+    assert len(lines) - len(plain) == 4
+    (cloud.folder / "scripts").mkdir()
+    (cloud.folder / "scripts" / "plain.py").write_text("".join(plain))
+    unchanged = output_of(start_script(cloud, "unchanged", ("plain.py", *NANOGPT[1:])))
+    undisturbed = output_of(start_script(cloud, "undisturbed", NANOGPT))
+    assert weights_in(undisturbed) == weights_in(unchanged)
+
+    mark = str(cloud.folder / "killed")
+    killed = output_of(start_script(cloud, "killed", (KILLED_SCRIPT, mark, *NANOGPT)))
+    assert [one.cause for one in cloud.rounds_closed("killed")] == [FailureCause.WORKER]
+    assert "starts at iteration 20" in killed
+    skipped = output_of(start_script(cloud, "skipped", (*NANOGPT, "--skipped_before=20")))
+    assert weights_in(killed) == weights_in(skipped) != weights_in(undisturbed)
+
+
 MEGATRON = ("megatron_style.py", "--step-s", STEP_S, "--train-iters")
 TORCHTITAN = ("torchtitan_style.py", "--step-s", STEP_S, "--steps")
 

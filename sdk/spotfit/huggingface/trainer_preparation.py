@@ -7,6 +7,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import transformers
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer, TrainerState
@@ -60,10 +61,12 @@ def prepare_trainer(
     With DeepSpeed the saves are those of `spotfit.deepspeed.Checkpointer`; `train()` raises its
     errors.
 
-    Raises `ConfigError` with `every` for `auto_find_batch_size`, an elastic group, names in `extra`
+    Raises `ConfigError` if the Trainer has not found the group of the workers, which would train
+    one model each, and with `every` for `auto_find_batch_size`, an elastic group, names in `extra`
     that are reserved or an unsupported version of transformers, and `SessionMisuseError` outside of
     a training function.
     """
+    _reject_separate_models(trainer)
     if _is_iterable_of_batches(trainer.train_dataset):
         _replace_class(trainer, BatchIterableTrainer)
     if is_dataset_shard(trainer.train_dataset):
@@ -175,6 +178,17 @@ def _replace_class(trainer: Trainer, extension: type[Trainer]) -> None:
         return
     attributes = {"__module__": original.__module__}
     trainer.__class__ = type(original.__name__, (extension, original), attributes)
+
+
+def _reject_separate_models(trainer: Trainer) -> None:
+    workers = dist.get_world_size() if dist.is_initialized() else 1
+    if trainer.args.world_size == 1 < workers:
+        raise ConfigError(
+            f"The Trainer does not use the group of {workers} workers: each of them would train a "
+            "model of its own.",
+            do="On machines without GPUs pass TrainingArguments(use_cpu=True).",
+            retryable=False,
+        )
 
 
 def _reject_unknown_loop() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +63,8 @@ class TrainingState(NamedTuple):
 
     def weights(self) -> StateDict:
         """Return the part of `state_dict()` that is saved as the model, by name."""
+        if not any(True for _ in chain(self.model.parameters(), self.model.buffers())):
+            return self.model.state_dict()  # get_model_state_dict raises for an empty one
         return get_model_state_dict(self.model)
 
     def unsynchronized_names(self, state: StateDict) -> frozenset[str]:

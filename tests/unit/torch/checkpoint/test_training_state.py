@@ -69,6 +69,12 @@ def test_small_objects_are_unsynchronized() -> None:
     }
 
 
+def test_a_model_without_weights_has_an_empty_state() -> None:
+    state = TrainingState(nn.ModuleDict()).state_dict()
+    assert state["model"] == {}
+    TrainingState(nn.ModuleDict()).load_state_dict(state)
+
+
 def test_another_training_resumes_from_the_state() -> None:
     model, optimizer = trained(0.25)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9])
