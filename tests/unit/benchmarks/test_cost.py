@@ -12,10 +12,10 @@ from spotfit_localsim.virtual.recorded_market import MarketRecording
 def test_zones_of_different_recordings_are_not_combined() -> None:
     zones = [
         MarketRecording(name, 3600.0, (1,) * 52, 1, spot_usd=1.0, on_demand_usd=3.0)
-        for name in ("aws_v100_1_a", "aws_v100_1_b", "gcp_h100_1_a")
+        for name in ("v100_us-east-1a", "v100_us-east-1b", "h100_us-east1-a")
     ]
     rows = list(zones_rows(zones))
-    assert {row.recordings for row in rows} == {("aws_v100_1_a", "aws_v100_1_b")}
+    assert {row.recordings for row in rows} == {("v100_us-east-1a", "v100_us-east-1b")}
     assert all(row.policies["spotfit"].mean < 1.01 for row in rows)
 
 
