@@ -36,6 +36,11 @@ def test_every_epoch_has_all_rows_once_in_random_scenarios(seeds: range) -> None
     assert any(result.slices_of_feeders for result in results)
 
 
+def test_a_cache_file_that_is_empty_already_can_be_damaged_again() -> None:
+    """Found by a random schedule."""
+    simulated(dataset_scenario(740102), 740102)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_group_resizes_from_4_to_2_3_and_8_ranks_within_one_epoch(seed: int) -> None:
     """The simulation compares every global batch with that of one undisturbed rank."""

@@ -167,6 +167,8 @@ class SimDataset:
 
     def _damage(self, path: Path) -> None:
         content = path.read_bytes()
+        if not content:  # truncated before, by a process that never read it
+            return
         place = self._stream.randrange(len(content))
         match self._stream.choice(["flip", "truncate", "delete"]):
             case "flip":
