@@ -162,6 +162,25 @@ class LiveTestCloud:
             if (node.group.token, node.number) == (place.token, place.node)
         )
 
+    def lose_ranks(self, *ranks: int) -> None:
+        """Kill the machines of these ranks, each with one worker; no other one can be rented."""
+        round_ = self.view().round
+        assert round_ is not None
+        self.reclaimer.set_capacity(round_.world_size - len(ranks))
+        # Found before the first one is killed, which ends the round.
+        for node in [self.node_of_rank(rank) for rank in ranks]:
+            self.reclaimer.kill(node)
+
+    def wait_for_saves_of(self, size: int) -> None:
+        """Wait until a round of that many workers has committed a checkpoint."""
+
+        def has_saved() -> bool:
+            view = self.view()
+            saved = view.latest_committed_slot > view.round_opened_slot
+            return view.round is not None and view.round.world_size == size and saved
+
+        eventually(has_saved)
+
     def node_of_leader(self, name: str = "run") -> LocalNode:
         view = self.view(name)
         assert view.round is not None

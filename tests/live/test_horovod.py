@@ -162,17 +162,8 @@ def test_a_resized_group_trains_on_each_row_of_an_epoch_once(cloud: LiveTestClou
     )
     eventually(lambda: len(cloud.view().checkpoints) >= 2)
     cloud.write_mark("lost")
-    cloud.reclaimer.set_capacity(2)
-    # Found before the first one is killed, which ends the round.
-    for node in [cloud.node_of_rank(rank) for rank in (2, 3)]:
-        cloud.reclaimer.kill(node)
-
-    def has_size(size: int) -> bool:
-        view = cloud.view()
-        saved = view.latest_committed_slot > view.round_opened_slot
-        return view.round is not None and view.round.world_size == size and saved
-
-    eventually(lambda: has_size(2))
+    cloud.lose_ranks(2, 3)
+    cloud.wait_for_saves_of(2)
     cloud.reclaimer.set_capacity(None)
     rows, sizes = run.result(90).return_value
     assert [size for size, _ in itertools.groupby(sizes)] == [4, 2, 4]

@@ -51,8 +51,8 @@ BEHAVES_DIFFERENTLY: Mapping[str, str] = {
 
 NAME_NOTES: Mapping[str, str] = {
     "ray.train.Checkpoint": "hashes are checked; also of GCS and Azure, and of fsspec",
-    "ray.train.DataConfig": "also `resume=`; workers call an overridden `configure` "
-    "([datasets](../guides/data.md))",
+    "ray.train.DataConfig": "also `resume=`, `num_workers=`; workers call an overridden "
+    "`configure` ([datasets](../guides/data.md))",
     "ray.train.NCCLHangError": "`spotfit.HangError`, for any framework "
     "([hangs](../guides/failures.md#hangs))",
     "ray.train.Result": "also metrics without checkpoints",

@@ -37,6 +37,7 @@ from spotfit.model.events import (
 )
 from spotfit.model.group import Unreachable
 from spotfit.model.spec import RunTiming
+from spotfit.model.usage import bill_of
 from spotfit.policy.retry_budget import unreachable_remedy
 from spotfit.store.factory import open_store
 from spotfit.store.retry import RetryPolicy
@@ -75,6 +76,8 @@ _POLL_INTERVAL_S = 0.05
 _RELEASE_TIMEOUT_S = 40.0
 """From the end of `fit()` to the end of its last machine: notices, reads that lag, retries."""
 _CLEANUP_TIMEOUT_S = 15.0
+_CLOCK_TOLERANCE_S = 1.0
+"""The clock of a bucket, by which the record is kept, may differ from that of the cloud."""
 _REFUSED_RUN_TIMEOUT_S = 90.0
 """Of a run behind a firewall: two machines one after the other, each of which waits for 30 s."""
 _WORKER_MEMORY_BYTES = 700 * 2**20
@@ -292,7 +295,7 @@ def find_violations(run: CloudChaosRun, audit: RunAudit) -> list[str]:
     """Return the violations of a run."""
     events = _events_of(run)
     counts = check_machine_count(run.plan, run.machines, events, fits=len(run.outcomes))
-    checks = [*run.violations, *counts]
+    checks = [*run.violations, *counts, *_check_bill(run, audit)]
     # Every fault of the API ends well before the limits after which users get this advice.
     if _UNANSWERED in (read_text(run.folder / "logs" / "driver.log") or ""):
         checks.append(f"fit() has logged {_UNANSWERED}, but the cloud answers")
@@ -308,6 +311,28 @@ def find_violations(run: CloudChaosRun, audit: RunAudit) -> list[str]:
     if run.plan.time_budget_s is not None:
         checks += _check_saved_state(run, audit, events)
     return checks
+
+
+def _check_bill(run: CloudChaosRun, audit: RunAudit) -> list[str]:
+    """Check the record of machine-seconds against the cloud's.
+
+    The certain ones are at most those that the cloud bills, which include the boot. The maximum is
+    at least the time from the start of the agents, with which the record of some clouds begins.
+    """
+    ended = [one for one in run.machines if one["ended_at_s"] is not None]
+    billed_s = sum(one["ended_at_s"] - one["created_at_s"] for one in ended)
+    booted_s = sum(one["ended_at_s"] - (one["started_at_s"] or one["ended_at_s"]) for one in ended)
+    bill = bill_of(audit.view, wall_ms())
+    # Machines that have not ended are reported as such.
+    if len(ended) < len(run.machines) or (
+        bill.machine_s <= billed_s + _CLOCK_TOLERANCE_S
+        and booted_s <= bill.max_machine_s + _CLOCK_TOLERANCE_S
+    ):
+        return []
+    return [
+        f"the cloud bills {billed_s:.2f} machine-seconds, {booted_s:.2f} of them after boots; the "
+        f"run {bill.machine_s:.2f} to {bill.max_machine_s:.2f}"
+    ]
 
 
 def _check_outcomes(run: CloudChaosRun) -> list[str]:

@@ -235,6 +235,7 @@ def _group(run: _ElasticRun) -> ElasticGroup:
         max_workers=job.max_workers,
         min_workers=job.min_workers,
         has_deadline=job.deadline is not None,
+        has_spot=True,
         workers=run.choice.workers,
         standing_offer=run.choice.standing_offer,
         round_offers=training if run.can_train else None,

@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -391,15 +391,6 @@ class Checkpoint(metaclass=_RemovedMethodsMeta):
                 file=file,
             ) from None
 
-    def set_default_metadata(self, metadata: dict[str, Any]) -> None:
-        """Write metadata that apply if the user's metadata have none of their keys.
-
-        In local mode; a worker's upload writes them for a run. Only for a checkpoint whose files
-        are not verified.
-        """
-        body = msgspec.json.encode(metadata)
-        self._store.put(f"{self._folder}/{DEFAULT_METADATA_FILE}", body)
-
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace the user's metadata, the file `.metadata.json` in the checkpoint's folder.
 
@@ -576,6 +567,14 @@ def store_path(store: Store) -> str:
         return RootUrl.parse(store.url).path
     except ConfigError:  # the scheme of a user's file system, such as hdfs
         return store.url.partition("://")[2] or store.url
+
+
+def write_default_metadata(directory: Path, metadata: Mapping[str, Any]) -> None:
+    """Write metadata that apply if the user's metadata have none of their keys.
+
+    In local mode, to the directory of a checkpoint; a worker's upload writes them for a run.
+    """
+    (directory / DEFAULT_METADATA_FILE).write_bytes(msgspec.json.encode(metadata))
 
 
 def _verify_files(directory: Path, files: Sequence[FileRecord]) -> None:

@@ -467,7 +467,8 @@ class Reconciler:
         if view.fit_end is None:
             self._submitted_tokens.add(token)
             if token in self._planned_tokens:
-                self._machine_times.watch_from_request(token)
+                now_ms = self._journal_writer.ledger.wall_ms()
+                self._machine_times.watch_from_request(token, now_ms)
         result = self._background_calls.run(f"submit {token}", partial(call, plan, self._launch))
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"

@@ -24,6 +24,11 @@ class DataConfig:
         resume: Where a dataset continues after a restart from a checkpoint: "exact", at the first
             row that was not trained on when the checkpoint was saved, or "epoch", at the begin of
             that epoch.
+        num_workers: The smallest and the largest number of workers for which the order of rows is
+            chosen, by default those of the run's `ScalingConfig`. With one range, one seed and one
+            `global_batch_size`, runs train on the same batches whatever their `num_workers`, also
+            outside the range. A worker holds or reads more rows at a time than with a range of its
+            own run.
 
     Raises `ConfigError` for invalid values.
     """
@@ -35,6 +40,7 @@ class DataConfig:
         enable_shard_locality: bool = True,  # noqa: FBT001, FBT002 - as in Ray Train
         *,
         resume: Literal["exact", "epoch"] = "exact",
+        num_workers: tuple[int, int] | None = None,
     ) -> None:
         if datasets_to_split != "all" and not isinstance(datasets_to_split, list):
             raise ConfigTypeError(
@@ -47,10 +53,13 @@ class DataConfig:
                 f"DataConfig(resume={resume!r}) must be 'exact' or 'epoch'.",
                 do="Omit it to continue at the row after the last one that was trained on.",
             )
+        if num_workers is not None:
+            self._check_num_workers(num_workers)
         self.datasets_to_split = datasets_to_split
         self.execution_options = execution_options
         self.enable_shard_locality = enable_shard_locality
         self.resume = resume
+        self.num_workers = num_workers
 
     @property
     def overrides_configure(self) -> bool:
@@ -87,6 +96,23 @@ class DataConfig:
             {name: iterators[rank] for name, iterators in by_name.items()}
             for rank in range(world_size)
         ]
+
+    def _check_num_workers(self, num_workers: Any) -> None:
+        match num_workers:
+            case (int(low), int(high)) if 1 <= low <= high:
+                pass
+            case _:
+                raise ConfigTypeError(
+                    f"DataConfig(num_workers={num_workers!r}) must be the smallest and the largest "
+                    "number of workers.",
+                    do="Write num_workers=(1, 8).",
+                )
+        if self.overrides_configure:
+            raise ConfigError(
+                f"{type(self).__name__}(num_workers={num_workers}) has no effect, because "
+                f"{type(self).__name__}.configure chooses the order.",
+                do="Omit it.",
+            )
 
     @staticmethod
     def default_ingest_options() -> Any:

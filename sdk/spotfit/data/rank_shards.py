@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from spotfit.core.errors import ConfigError
@@ -122,6 +122,8 @@ class DatasetShards:
             return self._open_configured(name)
         if not self._config.is_split(name):
             group = ShardGroup(seed=group.seed)
+        elif (sizes := self._config.num_workers) is not None:
+            group = replace(group, world_sizes=tuple(range(sizes[0], sizes[1] + 1)))
         return self._track(name, dataset, group)
 
     def _open_configured(self, name: str) -> DataIterator:

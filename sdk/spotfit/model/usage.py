@@ -473,8 +473,17 @@ def is_later_attempt(use: MachineUse, started_ms: tuple[int, int]) -> bool:
         return True
     # The bounds of an end may include the start of the next attempt.
     if is_exact(started_ms):
-        return started_ms[0] > use.last_started_ms + ATTEMPT_TOLERANCE_MS
+        return is_other_start(started_ms[0], use.last_started_ms, use.ended_ms)
     return started_ms[1] > use.ended_ms[1]
+
+
+def is_other_start(start_ms: int, last_ms: int, ended_ms: tuple[int, int] | None) -> bool:
+    """Whether a reported start is that of an attempt after the one that started at `last_ms`. Pure.
+
+    `ended_ms` are the bounds of the end of that one, None if it is not known.
+    """
+    is_after_end = ended_ms is not None and is_exact(ended_ms) and start_ms >= ended_ms[1]
+    return start_ms > last_ms + ATTEMPT_TOLERANCE_MS or (is_after_end and start_ms > last_ms)
 
 
 def _start_attempt(usage: Usage, token: Token, node: int, started_ms: tuple[int, int]) -> Usage:

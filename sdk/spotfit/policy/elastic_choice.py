@@ -87,7 +87,7 @@ class ElasticGroup:
     min_workers: int
     """Fewer workers train nothing; at least 1."""
     has_deadline: bool
-    has_spot: bool = True
+    has_spot: bool
     """Whether the backend has spot machines at all."""
     workers: Mapping[str, int]
     """The last choice: the number of workers by the name of the offer."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from spotfit.checkpoint.checkpoint_dir import Checkpoint
+from spotfit.checkpoint.checkpoint_dir import Checkpoint, write_default_metadata
 from spotfit.checkpoint.committed import CheckpointReport, ReportedCheckpoint
 from spotfit.checkpoint.manifest import Manifest
 from spotfit.checkpoint.reader import (
@@ -306,7 +306,7 @@ class LocalSession:
         # The directory of a report may be missing, and other processes report their own.
         is_first = self.context.get_world_rank() == 0
         if self._default_metadata and is_first and directory and directory.is_dir():
-            checkpoint.set_default_metadata(self._default_metadata)
+            write_default_metadata(directory, self._default_metadata)
         self.last_checkpoint = checkpoint
 
     def latest_checkpoint(self) -> Checkpoint | None:

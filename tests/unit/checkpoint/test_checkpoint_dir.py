@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from spotfit.checkpoint.checkpoint_dir import METADATA_FILE, Checkpoint, StorageLocation
+from spotfit.checkpoint.checkpoint_dir import (
+    METADATA_FILE,
+    Checkpoint,
+    StorageLocation,
+    write_default_metadata,
+)
 from spotfit.checkpoint.committed import open_committed
 from spotfit.core.errors import CheckpointNotFoundError, IntegrityError
 from spotfit.store.factory import open_store
@@ -280,7 +285,8 @@ def test_only_a_checkpoint_with_files_exists(tmp_path: Path) -> None:
 def test_default_metadata_apply_without_those_of_the_user(
     metadata: dict[str, int], expected: dict[str, int], tmp_path: Path
 ) -> None:
-    checkpoint = Checkpoint.from_directory(make_directory(tmp_path / "ck"))
-    checkpoint.set_default_metadata({"a": 1, "b": 2})
+    directory = make_directory(tmp_path / "ck")
+    write_default_metadata(directory, {"a": 1, "b": 2})
+    checkpoint = Checkpoint.from_directory(directory)
     checkpoint.update_metadata(metadata)
     assert checkpoint.get_metadata() == expected

@@ -27,3 +27,18 @@ def test_datasets_to_split_must_be_all_or_a_list(wrong: Any) -> None:
 def test_an_unknown_way_to_resume_is_refused() -> None:
     with pytest.raises(ValueError, match="must be 'exact' or 'epoch'"):
         DataConfig(resume="never")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [4, (1,), (0, 4), (4, 2), (1.0, 2.0), "12"])
+def test_num_workers_must_be_two_numbers(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="the smallest and the largest number of workers"):
+        DataConfig(num_workers=wrong)
+
+
+def test_num_workers_has_no_effect_beside_an_own_configure() -> None:
+    class Configured(DataConfig):
+        def configure(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+            return []
+
+    with pytest.raises(ValueError, match=r"Configured\.configure chooses the order"):
+        Configured(num_workers=(1, 2))

@@ -6,12 +6,15 @@ import pickle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import spotfit.data
 from spotfit.core.errors import ConfigError
 from spotfit.data.data_config import DataConfig
 from spotfit.data.iteration.shard import ShardGroup
 from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
+from tests.unit.data.counting_source import CountingSource
 
 ROWS = 24
 Positions = dict[str, dict[str, Any]]
@@ -28,6 +31,21 @@ def shards_of(
     group = ShardGroup(rank=rank, world_size=world_size, world_sizes=world_sizes, seed=5)
     shipped = pickle.loads(pickle.dumps(TrainerDatasets(datasets, config or DataConfig())))
     return DatasetShards(shipped, group, lambda: positions or {})
+
+
+def global_batches(
+    unit_rows: list[int], num_workers: tuple[int, int], config: DataConfig, step_rows: int
+) -> list[list[int]]:
+    """The batches of an epoch of a run of the smallest number of workers of `num_workers`."""
+    size, largest = num_workers
+    dataset = CountingSource(unit_rows).dataset.random_shuffle(seed=7)
+    batches: dict[int, list[int]] = {}
+    for rank in range(size):
+        group = ShardGroup(rank=rank, world_size=size, world_sizes=tuple(range(size, largest + 1)))
+        shard = DatasetShards(TrainerDatasets({"train": dataset}, config), group, dict).get("train")
+        for number, batch in enumerate(shard.iter_batches(global_batch_size=step_rows)):
+            batches.setdefault(number, []).extend(batch["id"].tolist())
+    return list(batches.values())
 
 
 def ids(shards: DatasetShards, name: str, batches: int | None = None) -> list[int]:
@@ -68,6 +86,27 @@ def test_a_dataset_that_is_not_split_is_read_completely_by_each_rank() -> None:
 def test_an_unknown_name_is_a_key_error() -> None:
     with pytest.raises(KeyError, match="Did you mean 'train'"):
         shards_of().get("trian")
+
+
+@given(
+    unit_rows=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    num_workers=st.sampled_from([(1, 1), (1, 6), (2, 2), (2, 3), (3, 8), (4, 4), (6, 9), (12, 12)]),
+    chosen_for=st.sampled_from([(1, 4), (2, 8), (4, 4)]),
+)
+def test_runs_of_any_number_of_workers_train_on_the_same_batches(
+    unit_rows: list[int], num_workers: tuple[int, int], chosen_for: tuple[int, int]
+) -> None:
+    config = DataConfig(num_workers=chosen_for)
+    batches = global_batches(unit_rows, num_workers, config, 12)
+    expected = global_batches(unit_rows, (1, 1), config, 12)
+    # The last step gives each worker the same number of rows.
+    assert batches[: sum(unit_rows) // 12] == expected[: sum(unit_rows) // 12]
+    assert {row for batch in batches for row in batch} <= set(range(sum(unit_rows)))
+
+
+def test_without_a_common_range_the_batches_belong_to_the_number_of_workers() -> None:
+    one, four = (global_batches([5] * 24, (size, size), DataConfig(), 12)[0] for size in (1, 4))
+    assert sorted(one) != sorted(four)
 
 
 # --- positions ------------------------------------------------------------------------------------

@@ -83,6 +83,16 @@ def test_a_later_reported_start_is_another_attempt() -> None:
     assert (seen.started_ms, seen.previous_ended_ms) == ((8000, 8000), (4990, 8000))
 
 
+def test_a_start_right_after_the_end_is_another_attempt() -> None:
+    seen = reports((1500, replace(GONE, started_at_ms=1000, ended_at_ms=1010)))
+    assert (seen.started_ms, seen.ended_ms) == ((1000, 1000), (1010, 1010))
+    restarted = reports(
+        (1500, replace(GONE, started_at_ms=1000, ended_at_ms=1010)),
+        (1600, replace(RUNNING, started_at_ms=1400)),
+    )
+    assert (restarted.started_ms, restarted.ended_ms) == ((1400, 1400), None)
+
+
 def test_a_start_that_is_reported_with_rounding_is_the_same_attempt() -> None:
     seen = reports((5000, timed(NodeState.RUNNING, 900)), (9000, timed(NodeState.RUNNING, 1200)))
     assert (seen.started_ms, seen.previous_ended_ms) == ((900, 900), None)
