@@ -76,8 +76,8 @@ _MAX_PAUSE_S = 0.5
 # Maximum wait for the release of machines before `result()` returns without it. A cloud may take
 # a minute to terminate a machine, and failed requests are repeated.
 _RELEASE_TIMEOUT_S = 120.0
-# The same, from the last event on, if no granted machine is left: a backend that answers none of
-# the requests in this time has hardly executed one.
+# The same, from the last event or answer on, if no granted machine is left: a backend that answers
+# none of the requests in this time has hardly executed one. One that answers may list a group late.
 _LOOK_UP_TIMEOUT_S = 20.0
 # Shorter, because the caller was interrupted while it started the run.
 _CANCEL_RELEASE_WAIT_S = 10.0
@@ -508,7 +508,11 @@ class RunHandle:
         is_granted = any(group.handle is not None for group in open_groups.values())
         timeout_s = _RELEASE_TIMEOUT_S if is_granted else _LOOK_UP_TIMEOUT_S
         # An agent may have left requests that it could not look up, once its machine was released.
-        since = self._ended_at if is_granted else max(self._ended_at, self._last_event_at)
+        since = self._ended_at
+        if not is_granted:
+            leader = self.headless_leader
+            answered_at = leader.answered_at if leader is not None else since
+            since = max(since, self._last_event_at, answered_at)
         open_groups |= {token: one.group for token, one in view.unsettled_groups.items()}
         if self._fit_end is None or now - since < timeout_s:
             return False

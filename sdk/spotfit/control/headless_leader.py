@@ -79,6 +79,14 @@ class HeadlessLeader:
         """
         return self._journal_writer.view
 
+    @property
+    def answered_at(self) -> float:
+        """When a backend last answered a call for a request whose outcome is unknown.
+
+        Of calls after the end of a fit, in seconds of the clock of `tick`; -inf before the first.
+        """
+        return max(self._reconciler.answered_at, self._settler.answered_at)
+
     def tick(self, now: float) -> float | None:
         """Read the journal, claim the leadership if it is due, and act while leading.
 

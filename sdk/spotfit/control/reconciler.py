@@ -135,6 +135,8 @@ class Reconciler:
         self._output_awaited_since: dict[tuple[Token, int], float] = {}
         self._looked_up_at: dict[Token, float] = {}
         """When each pending group was first looked up since the end of the fit."""
+        self.answered_at = -math.inf
+        """When the backend last answered such a look-up."""
         self._submitted_tokens: set[Token] = set()
         """Groups for which this process has called `submit`."""
         # Of this process: the time of the submission is of another machine's clock.
@@ -477,6 +479,8 @@ class Reconciler:
         # A denied look-up does not show that nothing was granted.
         if result.error is not None and (not is_final or view.fit_end is not None):
             return False, self._retry_later(token, result.error, now)
+        if view.fit_end is not None and result.error is None:
+            self.answered_at = now
         if view.fit_end is not None and result.error is None and result.value is None:
             certain_at = self._absence_certain_at(token)
             if now < certain_at:

@@ -81,6 +81,8 @@ class GroupSettler:
         self._failures: dict[Token, int] = {}
         self._absent_since: dict[Token, float] = {}
         """When each group was first looked up without being found."""
+        self.answered_at = -_NEVER
+        """When a backend last answered a call for one of the groups."""
         self._retry_at: dict[Token, float] = {}
         self._released_at: dict[Token, float] = {}
         self._times = MachineTimesRecorder()
@@ -171,6 +173,7 @@ class GroupSettler:
             if failures == 1:
                 _warn_about(token, group, result.error)
             return
+        self.answered_at = now
         release: _Release = result.value
         if release.is_known:
             self._on_release(token, release, now)

@@ -567,7 +567,9 @@ def _wasted_ms(use: MachineUse, end_ms: int) -> tuple[int, int]:
     start_ms = use.started_ms[1] if use.started_ms else end_ms
     boot_end_ms = end_ms if use.worked_from_ms is None else min(use.worked_from_ms, end_ms)
     idle_since_ms = end_ms if use.idle_since_ms is None else use.idle_since_ms
-    return max(0, boot_end_ms - start_ms), use.idle_ms + max(0, end_ms - idle_since_ms)
+    # The recorded start may be of a later attempt than the one that has worked.
+    idle_ms = max(0, end_ms - max(idle_since_ms, start_ms))
+    return max(0, boot_end_ms - start_ms), use.idle_ms + idle_ms
 
 
 # --- Rounds ---------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from spotfit.model.events import (
     RankFailure,
     RoundOpened,
 )
+from spotfit.provision.api import Traits
 from spotfit.testing.builders import (
     a_committed_checkpoint,
     a_member,
@@ -335,6 +336,20 @@ def test_result_looks_up_requests_that_the_last_agent_has_left(harness: ClientHa
     harness.append_as_agent(GroupsReleased(token=token))
     handle.result()
     assert harness.cloud.looked_up_tokens == [late]
+
+
+def test_result_waits_until_a_request_that_is_not_listed_was_never_granted(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.cloud.traits = Traits(read_lag_s=60.0)
+    harness.cloud.submit_results = [ConnectionError("no route")]
+    handle = start_run(harness.request())
+    handle.cancel("Ctrl-C")
+    started_at = harness.clock.now()
+    with pytest.raises(RunCancelledError):
+        handle.result()
+    assert 60.0 <= harness.clock.now() - started_at < 75.0
+    assert "run.requests_unanswered" not in capsys.readouterr().err
 
 
 def test_a_return_value_of_another_round_is_refused(harness: ClientHarness) -> None:

@@ -577,6 +577,17 @@ def test_time_between_rounds_and_after_the_end_is_idle() -> None:
     assert waste(run) == (40.0, 0.0, 30.0)
 
 
+def test_idle_time_begins_with_the_recorded_attempt() -> None:
+    run = Run()
+    run.add(10, RoundOpened(round=a_round(1, members=[a_member(0)])))
+    run.add(20, TrainingFunctionStarted(round_number=1, startup_s=10.0))
+    run.add(50, FitEnded(outcome="finished"))
+    # The attempt that has trained was lost before its start was recorded.
+    run.observe(95, started_ms=exactly(90))
+    run.add(100, released(ended_ms=exactly(100)))
+    assert (run.bill(1000).machine_s, run.bill(1000).idle_s) == (10.0, 10.0)
+
+
 def test_work_since_the_last_commit_of_a_round_is_repeated() -> None:
     run = two_machines()
     run.add(50, a_commit(round_age_s=40.0))
