@@ -253,6 +253,8 @@ class FitRequest:
         if self.datasets:
             parts += [stable_repr(datasets_identity(self.datasets)), self.dataset_config.resume]
             parts += [stable_repr(self.dataset_config.datasets_to_split)]
+            if self.dataset_config.num_workers is not None:
+                parts.append(stable_repr(self.dataset_config.num_workers))
         if self.validation is not None:
             task = dataclasses.asdict(self.validation.task_config)
             parts += [fingerprint_function(self.validation.fn), stable_repr(task)]

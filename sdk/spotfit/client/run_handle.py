@@ -73,8 +73,9 @@ _FOLLOW_INTERVAL_S = 1.0
 _MACHINE_OUTPUT_DELAY_S = 10.0
 # Limits the delay of printed output, and of Ctrl-C while `watch()` joins the supervisor.
 _MAX_PAUSE_S = 0.5
-# Maximum wait for the release of machines before `result()` returns without it. A cloud may take
-# a minute to terminate a machine, and failed requests are repeated.
+# Maximum wait for the release of machines before `result()` returns without it, from the end, or
+# from a look-up that has found them. A cloud may take a minute to terminate a machine, and failed
+# requests are repeated.
 _RELEASE_TIMEOUT_S = 120.0
 # The same, from the last event or answer on, if no granted machine is left: a backend that answers
 # none of the requests in this time has hardly executed one. One that answers may list a group late.
@@ -452,6 +453,7 @@ class RunHandle:
     def _poll_until_ended(self, timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while not self._watch_stopped:
+            began_at = self._clock.now()
             wake = self.supervise_once()
             if self.show_output and self._console.show_new_lines():
                 self._last_event_at = self._clock.now()
@@ -460,7 +462,7 @@ class RunHandle:
                 self._console.show_reminder(self._ledger.view, now)
                 self._console.show_progress(self._ledger.view, now)
                 self._show_unjoined_output(now)
-            if wake is None or self._release_timed_out(now):
+            if wake is None or self._release_timed_out(began_at):
                 break
             # Returns without draining the output: the run may still be active.
             if deadline is not None and now >= deadline:
@@ -501,7 +503,10 @@ class RunHandle:
         return now + 1.0 if wake is None else wake
 
     def _release_timed_out(self, now: float) -> bool:
-        """Return whether to stop waiting for the release of machines after the end of the run."""
+        """Return whether to stop waiting for the release of machines after the end of the run.
+
+        `now` is when the calls began of which the state is known: they may take a while.
+        """
         view = self._ledger.view
         open_groups = {token: one for token, one in view.groups.items() if not one.is_closed}
         # Only machines of this fit are waited for longer: those of earlier fits have cost before.
@@ -509,10 +514,10 @@ class RunHandle:
         timeout_s = _RELEASE_TIMEOUT_S if is_granted else _LOOK_UP_TIMEOUT_S
         # An agent may have left requests that it could not look up, once its machine was released.
         since = self._ended_at
+        if self.headless_leader is not None:
+            since = max(since, self.headless_leader.answered_at)
         if not is_granted:
-            leader = self.headless_leader
-            answered_at = leader.answered_at if leader is not None else since
-            since = max(since, self._last_event_at, answered_at)
+            since = max(since, self._last_event_at)
         open_groups |= {token: one.group for token, one in view.unsettled_groups.items()}
         if self._fit_end is None or now - since < timeout_s:
             return False

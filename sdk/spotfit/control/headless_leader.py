@@ -171,7 +171,11 @@ class HeadlessLeader:
         )
         self._journal_writer.write(elected, now)
         after = self._journal_writer.view
-        return self._reconcile(after, now) if after.is_leader(self._ledger.agent_id) else now
+        if not after.is_leader(self._ledger.agent_id):
+            return now
+        if view.fit_end is not None:
+            self._reconciler.note_pause()  # see `_observe_leader`
+        return self._reconcile(after, now)
 
     def _observe_leader(self, view: View, now: float) -> None:
         """Read the leader's lease, and check whether the backend still reports its machines."""

@@ -12,7 +12,6 @@ from spotfit.model.group import GroupStatus
 from spotfit.model.usage import Usage, is_exact
 from spotfit.policy.machine_record import (
     ObservedMachine,
-    after_pause,
     after_status,
     release_times,
     seen_in_record,
@@ -21,8 +20,6 @@ from spotfit.policy.machine_record import (
 from spotfit.provision.api import Traits
 
 _UNSEEN = ObservedMachine()
-_MAX_INTERVALS = 3
-"""Observation intervals without an answer after which attempts may have passed unseen."""
 
 
 class MachineTimesRecorder:
@@ -35,17 +32,23 @@ class MachineTimesRecorder:
     def __init__(self) -> None:
         self._observed: dict[Token, dict[int, ObservedMachine]] = {}
         self._requested: set[Token] = set()
-        self._called_ms: dict[Token, int] = {}
-        """The last observation of each group, or its request by this process."""
         # A record is compared again only after it or the observations have changed.
         self._has_observed = False
         self._compared_usage: Usage | None = None
         self._unrecorded: dict[Token, tuple[MachineTimes, ...]] = {}
 
-    def watch_from_request(self, token: Token, now_ms: int) -> None:
+    def watch_from_request(self, token: Token) -> None:
         """Note that this process requests the group: no attempt precedes its observations."""
         self._requested.add(token)
-        self._called_ms[token] = now_ms
+
+    def note_pause(self) -> None:
+        """Note that this process has not observed for a while: it knows as much as a new one.
+
+        Machines may have started, ended and started again meanwhile.
+        """
+        self._observed.clear()
+        self._requested.clear()
+        self._has_observed = True
 
     def observe(
         self,
@@ -67,19 +70,13 @@ class MachineTimesRecorder:
         if group is None:
             return
         after = dict(observed)
-        is_paused = self._is_paused(token, called_ms, traits)
         for node, status in enumerate(reported.nodes[: len(group.machines)]):
             use = group.machines[node]
-            seen = observed.get(node)
-            if seen is None:
-                is_watched = token in self._requested and not is_paused
-                seen = seen_in_record(
-                    use,
-                    restarts=traits.requeues_itself,
-                    watched_from_ms=0 if is_watched else called_ms,
-                )
-            elif is_paused:
-                seen = after_pause(seen, called_ms)
+            seen = observed.get(node) or seen_in_record(
+                use,
+                restarts=traits.requeues_itself,
+                watched_from_ms=0 if token in self._requested else called_ms,
+            )
             was_listed = use.ended_ms is not None or seen.started_ms is not None
             if node not in hidden and (status.is_known or was_listed):
                 after[node] = after_status(
@@ -91,15 +88,6 @@ class MachineTimesRecorder:
                 )
         self._observed[token] = after
         self._has_observed = True
-
-    def _is_paused(self, token: Token, called_ms: int, traits: Traits) -> bool:
-        """Whether this process has not observed the group for a while before this call."""
-        last_ms = self._called_ms.get(token, called_ms)
-        self._called_ms[token] = called_ms
-        is_paused = called_ms - last_ms > _MAX_INTERVALS * traits.observe_interval_s * 1000
-        if is_paused:
-            self._requested.discard(token)
-        return is_paused
 
     def retain(self, tokens: Collection[Token]) -> None:
         """Forget all other groups."""

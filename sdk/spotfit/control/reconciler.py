@@ -314,6 +314,10 @@ class Reconciler:
         )
         return replace(status, nodes=nodes)
 
+    def note_pause(self) -> None:
+        """Note that this process has not observed the machines for a while."""
+        self._machine_times.note_pause()
+
     def observe_soon(self) -> None:
         """Let the next `observe` query the backend at once, without waiting for its interval.
 
@@ -469,8 +473,7 @@ class Reconciler:
         if view.fit_end is None:
             self._submitted_tokens.add(token)
             if token in self._planned_tokens:
-                now_ms = self._journal_writer.ledger.wall_ms()
-                self._machine_times.watch_from_request(token, now_ms)
+                self._machine_times.watch_from_request(token)
         result = self._background_calls.run(f"submit {token}", partial(call, plan, self._launch))
         if result is None:
             reason = f"requesting {plan.num_nodes} machines"

@@ -566,10 +566,18 @@ def _wasted_ms(use: MachineUse, end_ms: int) -> tuple[int, int]:
     """The boot and idle time of an attempt that runs until `end_ms` at least."""
     start_ms = use.started_ms[1] if use.started_ms else end_ms
     boot_end_ms = end_ms if use.worked_from_ms is None else min(use.worked_from_ms, end_ms)
-    idle_since_ms = end_ms if use.idle_since_ms is None else use.idle_since_ms
-    # The recorded start may be of a later attempt than the one that has worked.
-    idle_ms = max(0, end_ms - max(idle_since_ms, start_ms))
-    return max(0, boot_end_ms - start_ms), use.idle_ms + idle_ms
+    return max(0, boot_end_ms - start_ms), use.idle_ms + _idle_ms(use, end_ms)
+
+
+def _idle_ms(use: MachineUse, until_ms: int) -> int:
+    """The idle time since the machine has worked.
+
+    The recorded start may be of a later attempt than the one that has worked.
+    """
+    if use.idle_since_ms is None:
+        return 0
+    start_ms = use.started_ms[1] if use.started_ms else 0
+    return max(0, until_ms - max(use.idle_since_ms, start_ms))
 
 
 # --- Rounds ---------------------------------------------------------------------------------------
@@ -692,13 +700,12 @@ def _work(usage: Usage, nodes: Iterable[Node], at_ms: int) -> Usage:
     """The machines train, or validate, from now on."""
     uses: dict[Node, MachineUse] = {}
     for node, use in _running(usage, nodes):
-        idle_ms = 0 if use.idle_since_ms is None else max(0, at_ms - use.idle_since_ms)
         worked_from_ms = at_ms if use.worked_from_ms is None else use.worked_from_ms
         uses[node] = replace(
             use,
             worked_from_ms=worked_from_ms,
             idle_since_ms=None,
-            idle_ms=use.idle_ms + idle_ms,
+            idle_ms=use.idle_ms + _idle_ms(use, at_ms),
         )
     return _with_uses(usage, uses)
 

@@ -53,10 +53,7 @@ class ObservedMachine(msgspec.Struct, frozen=True, kw_only=True):
     restarts: bool = False
     """Whether the backend may restart it by itself."""
     watched_from_ms: int = 0
-    """When the process began to observe it, or continued after a pause; 0 if it has observed it
-    since its request."""
-    paused_ms: int | None = None
-    """It was observed not to run before a pause; None if attempts may be unknown from before."""
+    """When the process began to observe it; 0 if it has observed it since its request."""
 
 
 def seen_in_record(use: MachineUse, *, restarts: bool, watched_from_ms: int) -> ObservedMachine:
@@ -67,18 +64,6 @@ def seen_in_record(use: MachineUse, *, restarts: bool, watched_from_ms: int) -> 
         restarts=restarts,
         watched_from_ms=watched_from_ms,
     )
-
-
-def after_pause(seen: ObservedMachine, now_ms: int) -> ObservedMachine:
-    """Return what is known of a machine that was not observed for a while, until `now_ms`. Pure.
-
-    Attempts may have started and ended meanwhile. The end of one that ran before the pause follows
-    from the start of the next one.
-    """
-    if seen.started_ms is not None and seen.ended_ms is None:
-        return seen
-    paused_ms = seen.paused_ms if seen.watched_from_ms else seen.waiting_ms
-    return replace(seen, watched_from_ms=now_ms, paused_ms=paused_ms)
 
 
 def after_status(
@@ -184,7 +169,6 @@ def _unrecorded(
             started_ms=started_ms,
             ended_ms=previous or ended_ms,
             attempt=seen.attempt,
-            waiting_ms=seen.paused_ms,
             unseen_until_ms=_unseen_until_ms(use, seen, started_ms[0]),
             may_be_restarted=seen.restarts and not is_exact(started_ms),
         )

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import spotfit.data
 from spotfit.client.request import FitRequest, plan_group
 from spotfit.client.run_config import RunConfig
 from spotfit.core.errors import ConfigError
 from spotfit.core.ids import RunId
+from spotfit.data.data_config import DataConfig
 from spotfit.data.feeders import Feeders
 from spotfit.frameworks.backend_config import Backend, BackendConfig
 from spotfit.model.config import (
@@ -125,6 +127,19 @@ def test_the_spec_contains_the_validation_settings() -> None:
 )
 def test_changes_of_code_or_configuration_change_the_fingerprint(changed: FitRequest) -> None:
     assert changed.fingerprint() != a_request(config={"lr": 1}).fingerprint()
+
+
+def test_the_configuration_of_datasets_is_part_of_the_fingerprint() -> None:
+    datasets = {"train": spotfit.data.range(3)}
+    configs = [
+        DataConfig(),
+        DataConfig(["train"]),
+        DataConfig(resume="epoch"),
+        DataConfig(num_workers=(1, 8)),
+        DataConfig(num_workers=(1, 4)),
+    ]
+    requests = [a_request(datasets=datasets, dataset_config=config) for config in configs]
+    assert len({request.fingerprint() for request in requests}) == len(configs)
 
 
 @pytest.mark.parametrize(

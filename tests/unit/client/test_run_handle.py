@@ -352,6 +352,22 @@ def test_result_waits_until_a_request_that_is_not_listed_was_never_granted(
     assert "run.requests_unanswered" not in capsys.readouterr().err
 
 
+def test_slow_look_ups_are_answers(
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_slowly(*_: object) -> None:
+        harness.clock.wait(25.0)
+
+    harness.cloud.traits = Traits(read_lag_s=60.0)
+    harness.cloud.submit_results = [ConnectionError("no route")]
+    monkeypatch.setattr(harness.cloud, "find_group", find_slowly)
+    handle = start_run(harness.request())
+    handle.cancel("Ctrl-C")
+    with pytest.raises(RunCancelledError):
+        handle.result()
+    assert "run.requests_unanswered" not in capsys.readouterr().err
+
+
 def test_a_return_value_of_another_round_is_refused(harness: ClientHarness) -> None:
     handle = start_run(harness.request())
     key = RunKeyring().find(harness.agent_ledger.run_id)

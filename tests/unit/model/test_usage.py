@@ -588,6 +588,18 @@ def test_idle_time_begins_with_the_recorded_attempt() -> None:
     assert (run.bill(1000).machine_s, run.bill(1000).idle_s) == (10.0, 10.0)
 
 
+def test_idle_time_before_another_round_begins_with_the_recorded_attempt() -> None:
+    run = Run()
+    run.add(10, RoundOpened(round=a_round(1, members=[a_member(0)])))
+    run.add(20, TrainingFunctionStarted(round_number=1, startup_s=10.0))
+    run.add(50, RoundClosed(round_number=1, cause=FailureCause.RESIZE, reason=""))
+    run.observe(95, started_ms=exactly(90))
+    run.add(96, RoundOpened(round=a_round(2, members=[a_member(0)])))
+    run.add(97, TrainingFunctionStarted(round_number=2, startup_s=1.0))
+    run.add(100, released(ended_ms=exactly(100)))
+    assert run.bill(1000).idle_s == 7.0
+
+
 def test_work_since_the_last_commit_of_a_round_is_repeated() -> None:
     run = two_machines()
     run.add(50, a_commit(round_age_s=40.0))
