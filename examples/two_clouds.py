@@ -113,7 +113,7 @@ def fit(folder: Path, aws: SpotCloud, google: SpotCloud) -> spotfit.Result:
         run_config=spotfit.RunConfig(
             name="digits",
             storage_path=str(folder / "runs"),
-            deadline="240s",
+            deadline="200s",
             training_time_s=1.2 * STEPS * STEP_S,
         ),
         provisioner=[aws.provisioner, google.provisioner],

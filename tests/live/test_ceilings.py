@@ -160,7 +160,7 @@ def test_machine_on_its_last_attempt_is_replaced_before_it_is_lost(
     assert result["chain"] == expected_hash_chain(result["step"])
 
 
-@pytest.mark.parametrize(("name", "max_attempts"), [("aws_batch", 10), ("gcp_batch", 11)])
+@pytest.mark.parametrize(("name", "max_attempts"), [("aws_batch", 10)])
 def test_attach_replaces_a_machine_without_attempts_left(
     start_run: Callable[[str], DriverlessRun], name: str, max_attempts: int
 ) -> None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from spotfit.client.run_config import qualified_type_name
 from spotfit.core.errors import ConfigError, ConfigTypeError
 from spotfit.core.input_checks import ErrorCollector, did_you_mean
+from spotfit.core.units import format_count
 from spotfit.data.data_config import DataConfig
 from spotfit.host import log
 
 if TYPE_CHECKING:
     from spotfit.data.dataset import Dataset
+    from spotfit.data.plans.unit_manifest import UnitManifest
 
 _READERS = {
     "pandas": "from_pandas",
@@ -72,12 +74,23 @@ def check_configuration(
 ) -> None:
     """Call an overridden `DataConfig.configure` as the workers will.
 
-    Raises `ConfigError`, or `ConfigErrors`, if it does not return an iterator for each rank.
+    Raises `ConfigError`, or `ConfigErrors`, if it does not return an iterator for each rank. Warns
+    of datasets that have fewer rows than there are workers.
     """
     from spotfit.data.iteration.shard import ShardGroup
     from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
 
     if not config.overrides_configure:
+        for name, dataset in datasets.items():
+            if config.is_split(name) and 0 < dataset.manifest.row_count < num_workers:
+                log.warning(
+                    "data.fewer_rows_than_workers",
+                    dataset=name,
+                    rows=dataset.manifest.row_count,
+                    workers=num_workers,
+                    do="the workers get none of them: leave the dataset out of "
+                    "DataConfig(datasets_to_split=[...]), so that each reads all rows",
+                )
         return
     group = ShardGroup(rank=num_workers - 1, world_size=num_workers, world_sizes=(num_workers,))
     shards = DatasetShards(TrainerDatasets(dict(datasets), config), group, dict)
@@ -115,11 +128,42 @@ def datasets_identity(datasets: Mapping[str, Dataset]) -> list[Any]:
 
 def _open(name: str, dataset: Any) -> Dataset:
     # As in Ray Train, a function is called when the training starts, not where it is written.
+    from spotfit.data.files import next_listing
+
+    since = next_listing()
     opened = _check_type(name, dataset() if callable(dataset) else dataset)
+    _list_units(opened)
+    _check_files(name, opened, since)
     if opened.manifest.row_count == 0:
         log.warning("data.empty", dataset=name)
     _check_transforms(name, opened)
     return opened
+
+
+def _list_units(dataset: Dataset) -> UnitManifest:
+    """List the files; functions that select rows are called. Raises `ConfigError`."""
+    from spotfit.data.user_functions import unknown_columns_reported
+
+    try:
+        return dataset.manifest
+    except (KeyError, AttributeError):  # perhaps of a column
+        with unknown_columns_reported():
+            return dataset.manifest
+
+
+def _check_files(name: str, dataset: Dataset, since: int) -> None:
+    """Compare files that were listed earlier, such as for `count()`. Raises `ConfigError`."""
+    from spotfit.data.files import path_of
+    from spotfit.data.plans.row_plan import find_changed_files
+
+    changed = find_changed_files(dataset.manifest, since=since)
+    if changed:
+        others = f" and {format_count(len(changed) - 1, 'other')}" if len(changed) > 1 else ""
+        raise ConfigError(
+            f"Files of the dataset {name!r} were changed or deleted after they were listed: "
+            f"{path_of(changed[0])}{others}.",
+            do="Create the dataset again before fit().",
+        )
 
 
 def _check_transforms(name: str, dataset: Dataset) -> None:
@@ -132,7 +176,7 @@ def _check_transforms(name: str, dataset: Dataset) -> None:
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - a function of the user raises anything
-        if isinstance(error, KeyError):
+        if isinstance(error, KeyError | AttributeError):
             _check_columns_of_functions(dataset)
         log.warning(
             "data.transforms_failed", dataset=name, reason=f"{type(error).__name__}: {error}"

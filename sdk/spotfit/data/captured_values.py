@@ -170,4 +170,4 @@ def _unwrap(member: Any) -> Any:
         return type(member).__name__, member.__func__
     if isinstance(member, property):
         return "property", member.fget
-    return member.func if isinstance(member, functools.cached_property) else member
+    return member.func if isinstance(member, functools.cached_property) else member  # noqa: TID251 - of users

@@ -27,9 +27,9 @@ class DataConfig:
         num_workers: The smallest and the largest number of workers for which the order of rows is
             chosen, by default those of the run's `ScalingConfig`. With one range, one seed and one
             `global_batch_size`, runs train on the same batches whatever their `num_workers`, also
-            outside the range. Groups above the smallest number have smaller windows of shuffled
-            rows than with their own range; below it a worker holds more rows, above the largest
-            number it reads more.
+            outside the range; without `drop_last` the last batch of an epoch may differ. Groups
+            above the smallest number have smaller windows of shuffled rows than with their own
+            range; below it a worker holds more rows, above the largest number it reads more.
 
     Raises `ConfigError` for invalid values.
     """

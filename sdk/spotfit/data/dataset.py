@@ -7,13 +7,14 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.aggregate import Max, Mean, Min, Std, Sum, Unique
 from spotfit.data.aggregate_base import fold_all
@@ -476,7 +477,8 @@ class Dataset:
         """Return a training and a test part. The split is the same in every process.
 
         `test_size` is a fraction, or a number of rows. The test part is the last rows; with
-        `shuffle`, a random sample of exactly that size. `stratify` is a column of classes that both
+        `shuffle`, a random sample of exactly that size, and both parts are shuffled as by
+        `random_shuffle`. `stratify` is a column of classes that both
         parts have in the same proportions.
         """
         if shuffle and stratify is not None:
@@ -485,12 +487,14 @@ class Dataset:
                 do="Leave shuffle out: a stratified split is a random sample of each class.",
             )
         if stratify is not None:
-            train, test = stratified_plans(self._plan, stratify, test_size)
-            return self._with_plan(train), self._with_plan(test)
+            parts = stratified_plans(self._plan, stratify, test_size)
+            return self._with_plan(parts[0]), self._with_plan(parts[1])
         bounds = train_test_bounds(test_size)
         order = ShuffleSettings("rows", _seed(seed)) if shuffle else self._shuffle
-        train, test = part_plans(self._plan, order, bounds, 2)
-        return self._with_plan(train), self._with_plan(test)
+        train, test = map(self._with_plan, part_plans(self._plan, order, bounds, 2))
+        if shuffle:
+            return train.random_shuffle(seed=seed), test.random_shuffle(seed=seed)
+        return train, test
 
     def streaming_train_test_split(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import (
     ConfigError,
     ConfigTypeError,
@@ -29,6 +30,12 @@ _SETTING = "A path of the dataset"
 _ANONYMOUS = "anonymous@"
 _OWN_SCHEMES = frozenset({"az", "file", "gcs", "gs", "memory", "s3", "s3a"})
 _UNSIGNED = {"skip_signature": "true"}
+_listing_numbers = itertools.count()
+
+
+def next_listing() -> int:
+    """Return the number that the next listing of this process has at least."""
+    return next(_listing_numbers)
 
 
 class PathOptions(NamedTuple):
@@ -83,6 +90,7 @@ class FileSet:
         Files and folders whose names begin with '.' or '_' are skipped in folders. Raises
         `ConfigError` for missing paths, and if no file is left.
         """
+        vars(self)["_listing_number"] = next(_listing_numbers)
         found = concurrent_map(self._list_location, self.locations)
         files = [file for files in found for file in files]
         if not files:
@@ -95,6 +103,17 @@ class FileSet:
             return tuple(files)
         kept = set(self.options.partition_filter([path_of(file) for file in files]))
         return tuple(file for file in files if path_of(file) in kept)
+
+    def find_changed(self, files: Sequence[DataFile], *, since: int) -> list[DataFile]:
+        """Return those of `files` that now have another version, or are missing.
+
+        Sends no request if the files were listed after `next_listing()` has returned `since`.
+        Raises `ConfigError` as `list_files` does.
+        """
+        if vars(self).get("_listing_number", -1) > since:
+            return []
+        listed = {(file.url, file.key): file for file in self.list_files()}
+        return [file for file in files if listed.get((file.url, file.key)) != file]
 
     def read(self, file: DataFile, start: int = 0, length: int | None = None) -> bytes:
         """Return a part of a file. Raises `ConfigError` if it was changed or deleted."""

@@ -85,7 +85,7 @@ class UserFunction:
             batch = _KnownColumns(batch, self.name)
         try:
             return function(batch, *others, *self.args, **self.kwargs)
-        except KeyError as error:
+        except (KeyError, AttributeError) as error:
             column = _missing_column(error, batch)
             if column is None:
                 raise
@@ -104,6 +104,8 @@ class UserFunction:
 
 _reports_unknown_columns: ContextVar[bool] = ContextVar("reports_unknown_columns", default=False)
 _ARROW_FIELD = re.compile('Field "(.*)" does not exist in schema')
+_PANDAS_COLUMNS = re.compile(r"^None of \[Index\(\[|not in index$")
+_QUOTED = re.compile("'(.*?)'")
 
 
 @contextmanager
@@ -131,13 +133,20 @@ class _KnownColumns(dict[str, Any]):
         raise _unknown_column_error(self._name, column, self)
 
 
-def _missing_column(error: KeyError, batch: Any) -> Any:
+def _missing_column(error: KeyError | AttributeError, batch: Any) -> Any:
     """Return the column that a DataFrame or Arrow table does not have; None for other errors."""
+    if isinstance(error, AttributeError):
+        is_column = is_loaded_instance(batch, "pandas", "DataFrame") and error.obj is batch
+        return error.name if is_column else None
     key = error.args[0] if error.args else None
     if is_loaded_instance(batch, "pyarrow", "Table"):
         found = _ARROW_FIELD.fullmatch(str(key))
         return found[1] if found and found[1] not in batch.column_names else None
     if is_loaded_instance(batch, "pandas", "DataFrame") and key not in batch.columns:
+        # Of several columns the message names those that are missing.
+        if _PANDAS_COLUMNS.search(str(key)):
+            named = (name for name in _QUOTED.findall(str(key)) if name not in batch.columns)
+            key = next(named, key)
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
         # Of the batch, not of another frame that the function uses.
         return key if any(frame is batch for frame in frames) else None

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from spotfit.checkpoint.checkpoint_dir import Checkpoint
 from spotfit.collective import barrier, broadcast_from_rank_zero
+from spotfit.core.cached import cached_property
 from spotfit.core.clock import Clock
 from spotfit.core.codec import encode
 from spotfit.host.system import SystemClock

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -34,6 +33,7 @@ from spotfit.checkpoint.reader import (
 )
 from spotfit.checkpoint.shm_segment import ShmSegment
 from spotfit.checkpoint.snapshot_channel import IN_MEMORY_NAME, GroupOutlook, SnapshotStatus
+from spotfit.core.cached import cached_property
 from spotfit.core.ids import RunId
 from spotfit.host import log
 from spotfit.ledger.journal import Journal

@@ -9,7 +9,6 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +25,7 @@ from spotfit.checkpoint.reader import (
 )
 from spotfit.checkpoint.snapshot_channel import GroupOutlook, SnapshotStatus
 from spotfit.checkpoint.writer import SnapshotUploadJob, upload_snapshot
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.core.lazy_names import is_loaded_instance
 from spotfit.host import log

@@ -22,7 +22,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,6 +50,7 @@ from spotfit.checkpoint.writer import (
 from spotfit.code import function_pickle
 from spotfit.code.code_bundle import DATASETS
 from spotfit.code.function_pickle import pickle_object, unpickle
+from spotfit.core.cached import cached_property
 from spotfit.core.codec import decoder, encode
 from spotfit.core.errors import CollectiveTimeoutError, ConfigError, SessionMisuseError
 from spotfit.core.ids import RunId

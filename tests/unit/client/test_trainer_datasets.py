@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import spotfit.data
@@ -17,6 +20,8 @@ from spotfit.client.trainer_datasets import (
 )
 from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit.data.data_config import DataConfig
+from spotfit.data.files import FileSet
+from spotfit.data.source import DataFile
 
 
 def test_datasets_and_functions_are_accepted() -> None:
@@ -56,6 +61,62 @@ def test_unknown_columns_of_transforms_are_found() -> None:
     datasets = {"train": spotfit.data.range(3).rename_columns({"nope": "x"})}
     with pytest.raises(ConfigError, match="nope"):
         open_datasets(datasets)
+
+
+def write_ids(path: Path, *ids: int) -> None:
+    pq.write_table(pa.table({"id": list(ids)}), path)
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda rows: rows,
+        lambda rows: rows.limit(3).map_batches(lambda batch: batch),
+        lambda rows: rows.zip(rows.rename_columns({"id": "other"})),
+        lambda rows: rows.mix(rows),
+    ],
+    ids=["rows", "limit", "zip", "mix"],
+)
+def test_files_that_have_changed_since_an_earlier_listing_are_found(
+    tmp_path: Path, derive: Any, change: str
+) -> None:
+    for number in range(2):
+        write_ids(tmp_path / f"{number}.parquet", 1, 2)
+    rows = spotfit.data.read_parquet(str(tmp_path))
+    assert rows.count() == 4
+    dataset = derive(rows)
+    open_datasets({"train": dataset})
+    if change == "replaced":
+        write_ids(tmp_path / "1.parquet", 1, 2, 3)
+    else:
+        (tmp_path / "1.parquet").unlink()
+    with pytest.raises(ConfigError, match=r"changed or deleted after .*1\.parquet"):
+        open_datasets({"train": dataset})
+
+
+def test_files_are_listed_once_if_nothing_has_listed_them_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_ids(tmp_path / "0.parquet", 1)
+    listings: list[FileSet] = []
+    list_files = FileSet.list_files
+
+    def count(files: FileSet) -> tuple[DataFile, ...]:
+        listings.append(files)
+        return list_files(files)
+
+    monkeypatch.setattr(FileSet, "list_files", count)
+    open_datasets({"train": spotfit.data.read_parquet(str(tmp_path))})
+    assert len(listings) == 1
+
+
+def test_fewer_rows_than_workers_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    datasets = {"train": spotfit.data.range(8), "valid": spotfit.data.range(3)}
+    check_configuration(datasets, DataConfig(), num_workers=4)
+    assert "data.fewer_rows_than_workers dataset=valid rows=3" in capsys.readouterr().err
+    check_configuration(datasets, DataConfig(["train"]), num_workers=4)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_function_that_fails_on_the_client_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,13 +176,34 @@ def typo_of_tables(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
     )
 
 
+def typo_of_an_attribute(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map_batches(lambda frame: frame.assign(z=frame.labels), batch_format="pandas")
+
+
+def typo_of_several_columns(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.map_batches(lambda frame: frame[["label", "labels"]], batch_format="pandas")
+
+
+def typo_of_a_filter(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
+    return rows.filter(lambda row: row["labels"] > 1)
+
+
 def typo_of_a_later_function(rows: spotfit.data.Dataset) -> spotfit.data.Dataset:
     return rows.map(lambda row: {"label": row["label"]}).map(lambda row: {"z": row["labels"]})
 
 
 @pytest.mark.parametrize(
     "change",
-    [typo_of_rows, typo_of_arrays, typo_of_frames, typo_of_tables, typo_of_a_later_function],
+    [
+        typo_of_rows,
+        typo_of_arrays,
+        typo_of_frames,
+        typo_of_tables,
+        typo_of_an_attribute,
+        typo_of_several_columns,
+        typo_of_a_filter,
+        typo_of_a_later_function,
+    ],
 )
 def test_unknown_columns_within_functions_are_found(change: Any) -> None:
     rows = spotfit.data.from_items([{"label": 1}, {"label": 2}])

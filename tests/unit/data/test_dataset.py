@@ -242,6 +242,24 @@ def test_repartition_keeps_the_rows() -> None:
 # --- After a shuffle ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("combine", ["zip", "mix"])
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda rows: rows.filter(expr="id > 3").count(),
+        lambda rows: rows.sort("id").count(),
+        lambda rows: rows.groupby("id").count().count(),
+        lambda rows: len(rows.flat_map(lambda row: [row, row]).take_all()),
+    ],
+    ids=["filter", "sort", "group", "flat_map"],
+)
+def test_operations_on_combined_datasets_end(combine: str, count: Any) -> None:
+    """Their threads list parts of the datasets while another listing is computed."""
+    rows = numbers(10, 10, 10)
+    zipped = rows.zip(rows.rename_columns({"id": "other"}))
+    assert count(zipped if combine == "zip" else rows.mix(rows)) > 20
+
+
 def test_shuffled_rows_are_zipped_in_a_random_order() -> None:
     rows = numbers(60, 40).random_shuffle(seed=1).zip(spotfit.data.range(100))
     pairs = [(row["id"], row["id_1"]) for row in rows.take_all()]
@@ -339,6 +357,8 @@ def test_the_test_part_is_last_unless_rows_are_shuffled() -> None:
     train, test = numbers(*[10] * 10).train_test_split(20, shuffle=True, seed=1)
     assert sorted(ids(train) + ids(test)) == list(range(100))
     assert ids(test) != list(range(80, 100))
+    assert ids(train) != sorted(ids(train))
+    assert ids(test) != sorted(ids(test))
 
 
 def test_the_test_part_of_a_shuffled_dataset_is_a_sample() -> None:

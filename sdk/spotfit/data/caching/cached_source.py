@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.caching.row_cache import CacheLimits, RowCache
 from spotfit.data.captured_values import digest_captured

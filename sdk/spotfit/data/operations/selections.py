@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.operations.row_filters import (
     HashFilter,

@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError, InfrastructureError
 from spotfit.data.aggregate_base import AggregateFnV2
 from spotfit.data.captured_values import digest_captured

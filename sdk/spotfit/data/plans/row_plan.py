@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from spotfit.data.files import path_of
+from spotfit.core.cached import cached_property
+from spotfit.data.files import FileSet, path_of
 from spotfit.data.formats.batch_formats import concat_blocks
 from spotfit.data.formats.column_arrays import arrow_array
 from spotfit.data.order import EpochOrder, OrderSettings, UnitPart, Window
@@ -26,7 +27,7 @@ from spotfit.data.plans.transforms import (
 )
 from spotfit.data.plans.unit_manifest import UnitManifest
 from spotfit.data.schema import check_columns
-from spotfit.data.source import IntArray, Source, SourceUnits, int_array
+from spotfit.data.source import DataFile, IntArray, Source, SourceUnits, int_array
 
 ResultT = TypeVar("ResultT")
 
@@ -73,6 +74,18 @@ class Rows:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+def find_changed_files(manifest: UnitManifest, *, since: int) -> list[DataFile]:
+    """Return the files that have changed since they were listed; see `FileSet.find_changed`."""
+    changed = []
+    for source, units in zip(manifest.sources, manifest.source_units, strict=True):
+        for plan in getattr(source, "plans", ()):
+            changed += find_changed_files(plan.manifest, since=since)
+        files = getattr(source, "files", None)
+        if isinstance(files, FileSet):
+            changed += files.find_changed(units.files, since=since)
+    return list(dict.fromkeys(changed))
 
 
 class ShuffledRows(Protocol):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.source import (
     Decode,

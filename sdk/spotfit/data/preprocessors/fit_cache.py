@@ -11,9 +11,9 @@ import json
 import threading
 from collections import OrderedDict
 from copy import deepcopy
-from functools import cached_property
 from typing import Any, Protocol
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError, NotFoundError, StoreError
 from spotfit.data.dataset import Dataset
 from spotfit.data.operations.writers import open_folder

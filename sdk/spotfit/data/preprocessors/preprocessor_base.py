@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
 from spotfit.code.fingerprint import fingerprint_definition, fingerprint_function, stable_repr
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.dataset import Dataset
 from spotfit.data.formats.batch_formats import to_batch, to_block

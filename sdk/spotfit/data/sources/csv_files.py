@@ -6,11 +6,12 @@ import copy
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.csv
 
+from spotfit.core.cached import cached_property
 from spotfit.data.captured_values import digest_captured
 from spotfit.data.sources.file_format import OpenFile
 from spotfit.data.sources.line_files import (

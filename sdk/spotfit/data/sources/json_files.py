@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.json
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.source import Decode
 from spotfit.data.sources.file_format import FileContent, FileUnit, OpenFile

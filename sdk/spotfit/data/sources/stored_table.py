@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import AlreadyExistsError, IntegrityError
 from spotfit.data.source import SourceUnits
 from spotfit.data.sources.tables import TableSource, even_units, table_storage

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.source import Source, SourceUnits, int_array
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -12,6 +11,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from spotfit.core.cached import cached_property
 from spotfit.core.errors import ConfigError
 from spotfit.data.formats.column_arrays import column_from_values
 from spotfit.data.formats.python_objects import object_column
