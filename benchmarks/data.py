@@ -277,7 +277,7 @@ def compare_cache(name: str, pairs: int) -> dict[str, Any]:
 
 def _run_epochs(name: str, directory: str) -> list[SideRun]:
     """Run `EPOCHS`, each in a process of its own."""
-    server = _delayed_server(name)
+    server = _delayed_server(create_set(name))
     arguments = (name, server.url_of(f"data/{name}"), str(SETS[name]), directory)
     runs = []
     for epoch, passes in EPOCHS.items():
