@@ -108,7 +108,14 @@ TORCHTITAN = ("torchtitan_style.py", "--step-s", STEP_S, "--steps")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", [MEGATRON, TORCHTITAN], ids=["megatron", "torchtitan"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(MEGATRON, id="megatron"),
+        # In the everyday tests this script is run by the next one.
+        pytest.param(TORCHTITAN, id="torchtitan", marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_with_its_own_groups_survives_a_killed_worker_and_a_killed_machine(
     cloud: LiveTestCloud, script: tuple[str, ...]
 ) -> None:
@@ -128,10 +135,14 @@ def test_a_script_with_its_own_groups_survives_a_killed_worker_and_a_killed_mach
 @pytest.mark.parametrize(
     ("script", "layout"),
     [
-        (MEGATRON, ("--pipeline-model-parallel-size", "1")),
-        (TORCHTITAN, ("--tp", "1")),
+        pytest.param(
+            MEGATRON,
+            ("--pipeline-model-parallel-size", "1"),
+            id="megatron",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(TORCHTITAN, ("--tp", "1"), id="torchtitan"),
     ],
-    ids=["megatron", "torchtitan"],
 )
 def test_a_checkpoint_of_own_groups_is_loaded_with_another_layout(
     cloud: LiveTestCloud, script: tuple[str, ...], layout: tuple[str, ...]

@@ -195,7 +195,6 @@ _WITHOUT_RESTARTS = {"aws_batch": "&attempts=1", "gcp_batch": "&max_retries=0"}
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["aws_batch", "gcp_batch"])
 def test_invalid_credentials_during_a_replacement_do_not_change_the_result(
     harness: CloudHarness, name: str
 ) -> None:
