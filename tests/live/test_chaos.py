@@ -26,17 +26,13 @@ def plan_with_all_targets(first: int) -> list[int]:
     Without stalls of the bucket, which take minutes: `test_stall` and `make chaos` have them.
     """
     plans = [random_plan(seed, torch_fraction=0.0) for seed in range(first, first + SEED_RANGE)]
-    targets_by_seed = {plan.seed: targets_of(plan) for plan in plans if not has_stalls(plan)}
+    targets_by_seed = {plan.seed: targets_of(plan) for plan in plans if not plan.has_stalls}
     missing = set.union(*targets_by_seed.values())
     seeds: list[int] = []
     while missing:
         seeds.append(max(targets_by_seed, key=lambda seed: len(targets_by_seed[seed] & missing)))
         missing -= targets_by_seed[seeds[-1]]
     return seeds
-
-
-def has_stalls(plan: ChaosPlan) -> bool:
-    return plan.stall is not None or plan.network_faults.stall_probability > 0
 
 
 def targets_of(plan: ChaosPlan) -> set[str]:

@@ -116,6 +116,11 @@ class ChaosPlan(msgspec.Struct, frozen=True):
     """How often the plan was repeated, each time with earlier kills."""
 
     @property
+    def has_stalls(self) -> bool:
+        """Whether requests to the bucket may hang, which prolongs the run."""
+        return self.stall is not None or self.network_faults.stall_probability > 0
+
+    @property
     def name(self) -> str:
         """The name of the run."""
         return f"chaos-{self.seed}-{self.replay}"
@@ -295,8 +300,7 @@ class ChaosRun(LiveRun):
             bucket = urllib.request.Request(f"{self.proxy_url}/chaos", method="PUT")  # noqa: S310  # loopback
             urllib.request.urlopen(bucket).close()  # noqa: S310  # as above
             network_faults.set_faults(self.proxy_url, self.plan.network_faults)
-        has_stalls = self.plan.stall is not None or self.plan.network_faults.stall_probability > 0
-        is_finished = self._run_to_end(timeout_s + _EXTRA_STALL_TIME_S * has_stalls)
+        is_finished = self._run_to_end(timeout_s + _EXTRA_STALL_TIME_S * self.plan.has_stalls)
         if self.plan.store == "s3":
             network_faults.set_faults(self.proxy_url, network_faults.no_faults())
         # Faults are off: what is left now is left for good.

@@ -81,16 +81,7 @@ def check_configuration(
     from spotfit.data.rank_shards import DatasetShards, TrainerDatasets
 
     if not config.overrides_configure:
-        for name, dataset in datasets.items():
-            if config.is_split(name) and 0 < dataset.manifest.row_count < num_workers:
-                log.warning(
-                    "data.fewer_rows_than_workers",
-                    dataset=name,
-                    rows=dataset.manifest.row_count,
-                    workers=num_workers,
-                    do="the workers get none of them: leave the dataset out of "
-                    "DataConfig(datasets_to_split=[...]), so that each reads all rows",
-                )
+        _warn_of_few_rows(datasets, config, num_workers)
         return
     group = ShardGroup(rank=num_workers - 1, world_size=num_workers, world_sizes=(num_workers,))
     shards = DatasetShards(TrainerDatasets(dict(datasets), config), group, dict)
@@ -98,6 +89,22 @@ def check_configuration(
     for name in datasets:
         errors.check(partial(shards.get, name))
     errors.raise_all()
+
+
+def _warn_of_few_rows(
+    datasets: Mapping[str, Dataset], config: DataConfig, num_workers: int
+) -> None:
+    for name, dataset in datasets.items():
+        rows = dataset.manifest.row_count
+        if config.is_split(name) and 0 < rows < num_workers:
+            log.warning(
+                "data.fewer_rows_than_workers",
+                dataset=name,
+                rows=rows,
+                workers=num_workers,
+                do="the workers get none of them: leave the dataset out of "
+                "DataConfig(datasets_to_split=[...]), so that each reads all rows",
+            )
 
 
 def check_names(config: DataConfig, datasets: Mapping[str, Any]) -> None:
@@ -127,10 +134,10 @@ def datasets_identity(datasets: Mapping[str, Dataset]) -> list[Any]:
 
 
 def _open(name: str, dataset: Any) -> Dataset:
-    # As in Ray Train, a function is called when the training starts, not where it is written.
     from spotfit.data.files import next_listing
 
     since = next_listing()
+    # As in Ray Train, a function is called when the training starts, not where it is written.
     opened = _check_type(name, dataset() if callable(dataset) else dataset)
     _list_units(opened)
     _check_files(name, opened, since)

@@ -484,9 +484,8 @@ class Reconciler:
             return False, self._retry_later(token, result.error, now)
         if view.fit_end is not None and result.error is None:
             self.answered_at = now
-        if view.fit_end is not None and result.error is None and result.value is None:
             certain_at = self._absence_certain_at(token)
-            if now < certain_at:
+            if result.value is None and now < certain_at:
                 self._retry_at[token] = min(certain_at, now + _MAX_LOOK_UP_DELAY_S)
                 return False, Wait(self._retry_at[token], "the backend may list the group late")
         self._held_since[token] = now

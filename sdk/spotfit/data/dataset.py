@@ -478,8 +478,8 @@ class Dataset:
 
         `test_size` is a fraction, or a number of rows. The test part is the last rows; with
         `shuffle`, a random sample of exactly that size, and both parts are shuffled as by
-        `random_shuffle`. `stratify` is a column of classes that both
-        parts have in the same proportions.
+        `random_shuffle`. `stratify` is a column of classes that both parts have in the same
+        proportions.
         """
         if shuffle and stratify is not None:
             raise ConfigError(
@@ -487,8 +487,8 @@ class Dataset:
                 do="Leave shuffle out: a stratified split is a random sample of each class.",
             )
         if stratify is not None:
-            parts = stratified_plans(self._plan, stratify, test_size)
-            return self._with_plan(parts[0]), self._with_plan(parts[1])
+            train, test = map(self._with_plan, stratified_plans(self._plan, stratify, test_size))
+            return train, test
         bounds = train_test_bounds(test_size)
         order = ShuffleSettings("rows", _seed(seed)) if shuffle else self._shuffle
         train, test = map(self._with_plan, part_plans(self._plan, order, bounds, 2))

@@ -34,7 +34,7 @@ _listing_numbers = itertools.count()
 
 
 def next_listing() -> int:
-    """Return the number that the next listing of this process has at least."""
+    """Return a number that is less than those of all later listings of this process."""
     return next(_listing_numbers)
 
 
@@ -107,7 +107,7 @@ class FileSet:
     def find_changed(self, files: Sequence[DataFile], *, since: int) -> list[DataFile]:
         """Return those of `files` that now have another version, or are missing.
 
-        Sends no request if the files were listed after `next_listing()` has returned `since`.
+        `since` is from `next_listing()`: files that were listed afterwards are not listed again.
         Raises `ConfigError` as `list_files` does.
         """
         if vars(self).get("_listing_number", -1) > since:

@@ -353,14 +353,11 @@ def test_result_waits_until_a_request_that_is_not_listed_was_never_granted(
 
 
 def test_slow_look_ups_are_answers(
-    harness: ClientHarness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    harness: ClientHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def find_slowly(*_: object) -> None:
-        harness.clock.wait(25.0)
-
     harness.cloud.traits = Traits(read_lag_s=60.0)
     harness.cloud.submit_results = [ConnectionError("no route")]
-    monkeypatch.setattr(harness.cloud, "find_group", find_slowly)
+    harness.cloud.before_look_up = lambda: harness.clock.wait(25.0)
     handle = start_run(harness.request())
     handle.cancel("Ctrl-C")
     with pytest.raises(RunCancelledError):

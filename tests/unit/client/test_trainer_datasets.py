@@ -20,8 +20,6 @@ from spotfit.client.trainer_datasets import (
 )
 from spotfit.core.errors import ConfigError, ConfigErrors
 from spotfit.data.data_config import DataConfig
-from spotfit.data.files import FileSet
-from spotfit.data.source import DataFile
 
 
 def test_datasets_and_functions_are_accepted() -> None:
@@ -93,22 +91,6 @@ def test_files_that_have_changed_since_an_earlier_listing_are_found(
         (tmp_path / "1.parquet").unlink()
     with pytest.raises(ConfigError, match=r"changed or deleted after .*1\.parquet"):
         open_datasets({"train": dataset})
-
-
-def test_files_are_listed_once_if_nothing_has_listed_them_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_ids(tmp_path / "0.parquet", 1)
-    listings: list[FileSet] = []
-    list_files = FileSet.list_files
-
-    def count(files: FileSet) -> tuple[DataFile, ...]:
-        listings.append(files)
-        return list_files(files)
-
-    monkeypatch.setattr(FileSet, "list_files", count)
-    open_datasets({"train": spotfit.data.read_parquet(str(tmp_path))})
-    assert len(listings) == 1
 
 
 def test_fewer_rows_than_workers_are_logged(capsys: pytest.CaptureFixture[str]) -> None:

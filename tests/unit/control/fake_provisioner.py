@@ -41,6 +41,8 @@ class FakeProvisioner:
         """Results of the next `submit` calls instead of machines."""
         self.call_error: Exception | None = None
         """Raised by `observe`, `cancel` and `find_group`."""
+        self.before_look_up: Callable[[], None] = lambda: None
+        """Called by `find_group`."""
 
     def plan(self, request: GroupRequest) -> GroupPlan:
         return GroupPlan(
@@ -63,6 +65,7 @@ class FakeProvisioner:
         return self._handle(plan)
 
     def find_group(self, plan: GroupPlan, launch: AgentLaunchSpec) -> GroupHandle | None:
+        self.before_look_up()
         self.looked_up_tokens.append(plan.token)
         if self.call_error:
             raise self.call_error

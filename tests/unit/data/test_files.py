@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotfit.core.errors import ConfigError, ConfigTypeError
-from spotfit.data.files import FileSet, PathOptions, path_of
+from spotfit.data.files import FileSet, PathOptions, next_listing, path_of
 from spotfit.store.factory import open_store
 
 
@@ -93,6 +93,16 @@ def test_a_file_is_read_in_the_version_that_was_listed(folder: Path) -> None:
     os.utime(folder / "a.csv", ns=(1, 1))
     with pytest.raises(ConfigError, match=r"a\.csv was changed or deleted"):
         files.read(file)
+
+
+def test_files_that_have_changed_since_a_listing_are_found_by_another_one(folder: Path) -> None:
+    since = next_listing()
+    files = FileSet.of_paths(folder, PathOptions())
+    listed = files.list_files()
+    (folder / "a.csv").write_text("other rows")
+    (folder / "b.csv").unlink()
+    assert files.find_changed(listed, since=since) == [], "a listing after `since` is recent"
+    assert files.find_changed(listed, since=next_listing()) == [*listed[:2]]
 
 
 def test_markers_of_folders_in_buckets_are_not_files() -> None:
